@@ -1,0 +1,76 @@
+"""What enters a group: one prompt and the rows that start from it. Values only; the group fills in its own state."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from .delivery import RowConsumer
+from .types import SamplingSpec, TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """What a group needs to run one row.
+
+    max_tokens: tokens to produce at most, >= 1. limit: positions the row may ever hold (the context length).
+    exempt: ids that XTC never drops.
+    """
+
+    consumer: RowConsumer
+    sampling: SamplingSpec
+    seed: int
+    max_tokens: int
+    limit: int
+    exempt: tuple[int, ...] = ()
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """One prompt on its way in, and the rows that will start from it: the samples of a request share one prefill.
+
+    done: prompt tokens in the state. state: the group's own handle of that state.
+    """
+
+    ids: tuple[TokenId, ...]
+    rows: deque[RowSpec]
+    done: int = 0
+    state: Any = None
+
+    @property
+    def target(self) -> int:
+        """Tokens to prefill: all but the last, which becomes the pending token of the row's first step."""
+        return len(self.ids) - 1
+
+    @property
+    def final_tokens(self) -> int:
+        """Positions that the longest of its rows may come to hold."""
+        return max(min(len(self.ids) + spec.max_tokens, spec.limit) for spec in self.rows)
+
+    def drop_cancelled(self) -> None:
+        """Take out the rows whose reader asked to stop, and tell them."""
+        for spec in [s for s in self.rows if s.consumer.cancelled]:
+            self.rows.remove(spec)
+            notify(spec.consumer, spec.consumer.cancel)
+
+    def fail(self, error: BaseException) -> None:
+        """End every row that has not joined."""
+        while self.rows:
+            spec = self.rows.popleft()
+            notify(spec.consumer, lambda s=spec: s.consumer.fail(error))
+
+
+class Notification(Protocol):
+    def __call__(self) -> object: ...
+
+
+def notify(consumer: RowConsumer, action: Notification) -> None:
+    """Call a consumer; one that raises ends its own row and harms nobody else."""
+    try:
+        action()
+    except Exception as error:
+        try:
+            consumer.fail(error)
+        except Exception:
+            return

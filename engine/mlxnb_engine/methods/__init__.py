@@ -1,0 +1,1 @@
+"""What is computed: the window step."""

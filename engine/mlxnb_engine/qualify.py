@@ -1,0 +1,132 @@
+"""Measures on the running backend what must never be assumed: exact geometries and the cheaper submission order."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import mlx.core as mx
+
+from .state.spec import BLOCK_TOKENS, Geometry
+
+SubmitOrder = Literal["before", "after"]
+Product = Callable[[mx.array, mx.array], mx.array]
+
+_WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20, 24, 31, 32, 40, 64, 100, 128, 200, 512)
+_MULTIPLES = (1, 2, 4, 8, 16)
+_FIRST_RUNG = 3 * BLOCK_TOKENS
+_RUNGS = tuple(_FIRST_RUNG << k for k in range(6))
+
+
+@dataclass(frozen=True, slots=True)
+class StrictVerdict:
+    """geometry: the least restrictive one in which every measured product was bit-equal, or None if none was."""
+
+    geometry: Geometry | None
+    note: str
+
+
+def strict_geometry(shapes: Iterable[tuple[int, int]], head_dims: Iterable[int], product: Product = mx.matmul) -> StrictVerdict:
+    """Find window widths and capacities for which products do not depend on the number of rows or on zero padding.
+
+    shapes: (outputs, inputs) of the model's dense matrices. head_dims: attention head widths.
+    product: the operation under test, [.., M, K] x [.., K, N]; a test passes one whose sum order depends on M.
+    A row of a product is compared, byte for byte, between every width that is a multiple of the candidate; probabilities
+    times values also between every pair of capacities (rungs 192 * 2^k; a rung that differs is skipped).
+    """
+    key = mx.random.key(7)
+    for multiple in _MULTIPLES:
+        widths = [w for w in _WIDTHS if w % multiple == 0]
+        if all(_rows_agree(key, outputs, inputs, widths, product) for outputs, inputs in sorted(shapes)) and all(
+            _scores_agree(key, dim, widths, product) for dim in set(head_dims)
+        ):
+            skipped = _bad_rungs(key, multiple, set(head_dims), product)
+            if len(skipped) < len(_RUNGS) - 2:
+                first = next(r for r in _RUNGS if r not in skipped)
+                geometry = Geometry(multiple, True, first, tuple(r for r in skipped if r > first))
+                return StrictVerdict(geometry, f"windows in multiples of {multiple}, skipped capacities {list(skipped) or 'none'}")
+    return StrictVerdict(None, "no window width up to 512 gave the same bits for every batch")
+
+
+def _rows_agree(key: mx.array, outputs: int, inputs: int, widths: list[int], product: Product) -> bool:
+    # A projection over the vocabulary is sliced: the sum order of a column does not depend on how many columns there are
+    # beyond the kernel's blocking, and 4096 of them are many blocks.
+    keys = mx.random.split(key)
+    weight = mx.random.normal((min(outputs, 4096), inputs), key=keys[0])
+    x = mx.random.normal((widths[-1], inputs), key=keys[1])
+    mx.eval(weight, x)
+    widest = product(x, weight.T)
+    return all(bool(mx.array_equal(product(x[-w:], weight.T), widest[-w:])) for w in widths[:-1])
+
+
+def _scores_agree(key: mx.array, dim: int, widths: list[int], product: Product) -> bool:
+    keys = mx.random.split(key)
+    k = mx.random.normal((1, 2, _RUNGS[2], dim), key=keys[0])
+    q = mx.random.normal((1, 2, widths[-1], dim), key=keys[1])
+    mx.eval(k, q)
+    widest = product(q, k.swapaxes(-1, -2))
+    for extent in (r for r in _RUNGS if r <= _RUNGS[2]):
+        for w in widths:
+            if not mx.array_equal(product(q[:, :, -w:], k[:, :, :extent].swapaxes(-1, -2)), widest[:, :, -w:, :extent]):
+                return False
+    return True
+
+
+def _bad_rungs(key: mx.array, multiple: int, dims: set[int], product: Product) -> tuple[int, ...]:
+    """Capacities at which probabilities times values differs from a larger capacity's result over the same keys."""
+    bad: list[int] = []
+    keys = mx.random.split(key)
+    for dim in dims:
+        values = mx.random.normal((1, 2, _RUNGS[-1], dim), key=keys[0])
+        probs = mx.random.uniform(shape=(1, 2, 4 * multiple, _RUNGS[-1]), key=keys[1])
+        mx.eval(values, probs)
+        for extent in _RUNGS[:-1]:
+            own = product(probs[..., :extent], values[:, :, :extent])
+            for wider in (r for r in _RUNGS if r > extent):
+                padded = mx.pad(probs[..., :extent], [(0, 0), (0, 0), (0, 0), (0, wider - extent)])
+                for w in (multiple, 4 * multiple):
+                    if not mx.array_equal(product(padded[:, :, :w], values[:, :, :wider]), own[:, :, :w]) and extent not in bad:
+                        bad.append(extent)
+    return tuple(sorted(bad))
+
+
+def submit_order(rounds: int = 4) -> SubmitOrder:
+    """Whether step s+1 should be submitted before or after step s is read, by measured cost at capacity 256 and 8192.
+
+    A submitted step pins the buffers that it reads. On the CPU backend an append then copies the whole buffer (P77), which
+    costs ever more with capacity; on a GPU submitting first keeps the queue full.
+    """
+    cost = {order: sum(_chain_cost(order, capacity, rounds) for capacity in (256, 8192)) for order in ("before", "after")}
+    return "before" if cost["before"] <= cost["after"] else "after"
+
+
+def _chain_cost(order: str, capacity: int, rounds: int) -> float:
+    """Seconds per step of a small pipelined chain: append at one position, reduce, and read the previous result."""
+    buffers = [mx.zeros((2, 4, capacity, 64)) for _ in range(4)]
+    token = mx.zeros((2,))
+    mx.eval(buffers, token)
+    flight = None
+    costs = []
+    for step in range(rounds + 1):
+        started = time.perf_counter()
+        positions = mx.full((2, 1, 1, 1), step, mx.int32)
+        source = token if flight is None else flight
+        for i, buffer in enumerate(buffers):
+            row = mx.broadcast_to(source[:, None, None, None], (2, 4, 1, 64))
+            buffers[i] = mx.put_along_axis(buffer, positions, row, axis=2)
+        # The extent is constant: what is compared is the cost of the append, not of attending.
+        built = sum((b[:, :, :256].sum(axis=(1, 2, 3)) for b in buffers), start=mx.zeros((2,)))
+        if order == "before":
+            mx.async_eval(built, *buffers)
+        if flight is not None:
+            flight.tolist()
+        if order == "after":
+            mx.async_eval(built, *buffers)
+        flight = built
+        if step:
+            costs.append(time.perf_counter() - started)
+    mx.eval(flight, *buffers)
+    return statistics.median(costs)
