@@ -1,0 +1,170 @@
+"""From a located model to rows that run: the backend of the engine thread and what is bound to it.
+
+Everything here runs on the engine thread, after the BLAS library is in place. Importing this module loads MLX.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import mlx.core as mx
+
+from . import fingerprint, loader, policy, qualify
+from .admission import Entry, RowSpec
+from .blas import BlasChoice
+from .config import RuntimeConfig
+from .delivery import Delivery
+from .errors import CapacityExceeded, ModelError
+from .graph import ModelGraph
+from .methods.window import GroupLimits, WindowGroup
+from .prompt import PromptPreparer
+from .sampling import draw_seed, row_seed
+from .scheduler import Scheduler
+from .session import Generation
+from .state.spec import Geometry
+from .types import ModelInfo, PreparedPrompt
+
+DeviceKind = Literal["cpu", "metal", "cuda"]
+_CACHE_KEPT_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """The device that this engine computes on, and what was measured on it."""
+
+    device: DeviceKind
+    mlx: str
+    blas: BlasChoice
+    submit: qualify.SubmitOrder
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "mlx": self.mlx,
+            "blas": self.blas.name,
+            "blas_path": self.blas.path and str(self.blas.path),
+            "blas_note": self.blas.note,
+            "strict": self.blas.strict,
+            "submit_order": self.submit,
+        }
+
+
+def start_backend(config: RuntimeConfig, blas: BlasChoice) -> Backend:
+    """Look at the device and measure the submission order. Engine thread only."""
+    device: DeviceKind = "cpu"
+    if mx.default_device().type == mx.DeviceType.gpu:
+        device = "metal" if mx.metal.is_available() else "cuda"
+    order: qualify.SubmitOrder = qualify.submit_order() if config.submit_order == "auto" else _order(config.submit_order)
+    return Backend(device, mx.__version__, blas, order)
+
+
+def stop_backend() -> None:
+    """The engine thread's last MLX call: without it the process may abort at exit (engine-facts section 0)."""
+    mx.synchronize()
+    mx.clear_cache()
+    mx.clear_streams()
+
+
+def trim_memory() -> None:
+    """Give back the allocator's free buffers while idle, except for a modest reserve."""
+    if mx.get_cache_memory() > _CACHE_KEPT_BYTES:
+        mx.clear_cache()
+
+
+def _order(name: str) -> qualify.SubmitOrder:
+    return "before" if name == "before" else "after"
+
+
+class Resident:
+    """One loaded model with its group and scheduler.
+
+    Owner: engine thread; `info`, `preparer` and the counters of `describe` may be read from any.
+    Lifetime: until unloaded; `close` ends its rows and drops its arrays.
+    """
+
+    def __init__(self, loaded: loader.Loaded, config: RuntimeConfig, backend: Backend) -> None:
+        self.tokenizer = loaded.tokenizer
+        self.context = min(loaded.info.context_length, config.context_limit or loaded.info.context_length)
+        self.preparer = PromptPreparer(loaded.tokenizer, loaded.template, context_tokens=self.context)
+        graph = ModelGraph(loaded.model, loaded.model_config)
+        layout = fingerprint.with_layout(loaded.info.fingerprint, graph.specs)
+        self.info: ModelInfo = replace(loaded.info, fingerprint=layout)
+        self.geometry, self.geometry_note = _geometry(graph, config, backend)
+        chunk = config.chunk_for(cpu=backend.device == "cpu")
+        limits = GroupLimits(chunk, backend.submit, self.geometry, tight=config.max_kv_bytes is not None)
+        self.group = WindowGroup(graph, limits)
+        self.scheduler = Scheduler(
+            self.group, max_rows=config.max_rows, prefill_chunk=chunk, max_kv_bytes=config.max_kv_bytes
+        )
+        self._counts: dict[str, int] = {}
+        self.note()
+
+    def admit(self, generations: list[Generation], prompt: PreparedPrompt) -> None:
+        """Queue the rows of one prepared request. Raises CapacityExceeded if they can never run."""
+        request = generations[0].request
+        if max(prompt.ids) >= self.group.graph.vocab_size:
+            # MLX does not report an index out of range (P3).
+            raise ModelError(
+                f"The tokenizer made id {max(prompt.ids)}, but the model has {self.group.graph.vocab_size} tokens.",
+                "Tokenizer and weights do not belong together: load the model with its own tokenizer.",
+            )
+        if len(prompt.ids) > self.context:
+            raise CapacityExceeded(
+                f"The prompt has {len(prompt.ids):,} tokens, and the context is {self.context:,}.",
+                "Shorten the prompt, or raise context_limit if it is below the model's own.",
+            )
+        sampling = policy.with_model(request, self.info.defaults).sampling
+        base = sampling.seed
+        rows: deque[RowSpec] = deque()
+        for generation in generations:
+            seed = draw_seed() if base is None else row_seed(base, generation.index)
+            delivery = Delivery(generation, prompt, self.tokenizer, self.info.name, seed)
+            if request.max_tokens == 0:
+                delivery.admit()
+                delivery.finish("length")
+                continue
+            exempt = tuple(self.tokenizer.eos_ids)
+            rows.append(RowSpec(delivery, sampling, seed, request.max_tokens, self.context, exempt))
+        if rows:
+            self.scheduler.submit(Entry(prompt.ids, rows))
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-able state: plain numbers only, safe to call from any thread."""
+        info = self.info
+        return {
+            "name": info.name,
+            "source": info.source,
+            "family": info.family,
+            "weights": info.weights,
+            "weight_bytes": info.weight_bytes,
+            "context_length": self.context,
+            **self._counts,
+            "geometry": self.geometry_note,
+        }
+
+    def note(self) -> None:
+        """Publish the counters that `describe` shows: other threads must not walk queues and buffers that change under them."""
+        group = self.group
+        self._counts = {
+            "rows": group.active,
+            "preparing": group.waiting_rows,
+            "queue": sum(len(entry.rows) for entry in self.scheduler.queue),
+            "kv_bytes": group.kv_bytes,
+            "steps": group.steps,
+        }
+
+    def close(self, error: Exception) -> None:
+        self.scheduler.fail_all(error)
+
+
+def _geometry(graph: ModelGraph, config: RuntimeConfig, backend: Backend) -> tuple[Geometry, str]:
+    """The shapes that steps take: measured in strict mode, bucketed on CUDA, exact extents elsewhere."""
+    if backend.blas.strict and backend.device == "cpu":
+        verdict = qualify.strict_geometry(graph.projection_shapes(), {s.value_dim for s in graph.specs})
+        if verdict.geometry is None:
+            raise ModelError(f"mkl-strict is not exact on this machine: {verdict.note}.", "Use MLXNB_BLAS=none for exact results.")
+        return verdict.geometry, f"strict: {verdict.note}"
+    bucketed = config.attention_extent == "bucket" or (config.attention_extent is None and backend.device == "cuda")
+    return Geometry(config.min_width or 1, bucketed), "bucketed extents" if bucketed else "exact extents"

@@ -1,0 +1,157 @@
+"""From token ids to what readers see: text, stop strings, end of sequence, length, usage. One `Delivery` per row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from . import events as ev
+from .session import Generation
+from .stopping import StopMatcher
+from .tokenizer import Tokenizer
+from .types import FinishReason, PreparedPrompt, TokenId
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One token as the sampler chose it. logprobs: (chosen, rank, alternatives) if the row captures them."""
+
+    id: TokenId
+    logprobs: tuple[float, int, list[tuple[int, float]]] | None = None
+
+
+class RowConsumer(Protocol):
+    """What a group needs of the reader's side of a row. A consumer that raises ends its own row only."""
+
+    @property
+    def cancelled(self) -> bool: ...
+    def admit(self) -> None: ...
+    def prefilled(self, done: int, total: int) -> None: ...
+    def deliver(self, token: Drawn) -> FinishReason | None: ...
+    def finish(self, reason: FinishReason) -> None: ...
+    def cancel(self) -> None: ...
+    def fail(self, error: BaseException) -> None: ...
+
+
+@dataclass(eq=False, slots=True)
+class _Counts:
+    produced: int = 0
+    steps: int = 0
+    declined: list[str] = field(default_factory=list)
+
+
+class Delivery:
+    """The writing end of one `Generation`.
+
+    Owner: engine thread. Invariant: after `finish`, `cancel` or `fail` nothing more is delivered. EOS is counted, never
+    delivered; text is held back while a character or a stop string is undecided.
+    """
+
+    def __init__(self, generation: Generation, prompt: PreparedPrompt, tokenizer: Tokenizer, model: str, seed: int) -> None:
+        request = generation.request
+        self.generation = generation
+        self._prompt_tokens = len(prompt.ids)
+        self._tokenizer = tokenizer
+        # The first token of a chat answer begins a text; a raw completion or a prefilled answer goes on within one.
+        self._decoder = tokenizer.stream(start=request.messages is not None and not request.prefill)
+        self._matcher = StopMatcher(request.stop)
+        self._max_tokens = request.max_tokens
+        self._model, self._seed = model, seed
+        self._visible: list[str] = []
+        self._counts = _Counts()
+        self._admitted: float | None = None
+        self._matched: str | None = None
+
+    @property
+    def cancelled(self) -> bool:
+        """True also for a row that ended some other way (its consumer failed, the client was closed): nobody reads it any more."""
+        return self.generation.cancel_requested or self.generation.done
+
+    def admit(self) -> None:
+        """The row got a place: tell readers its seed and prompt length."""
+        if self._admitted is not None:
+            return
+        self._admitted = self.generation.now
+        explicit = self.generation.request.sampling.seed is not None
+        self.generation.emit(lambda s, t: ev.Started(s, t, self._model, self._prompt_tokens, self._seed, explicit))
+
+    def prefilled(self, done: int, total: int) -> None:
+        self.generation.emit(lambda s, t: ev.PrefillProgress(s, t, done, total))
+
+    def deliver(self, token: Drawn) -> FinishReason | None:
+        """Take one produced token; the reason if the row ends here (the caller then calls `finish`)."""
+        self._counts.produced += 1
+        self._counts.steps += 1
+        if token.id in self._tokenizer.eos_ids:
+            return "stop"
+        text, self._matched = self._matcher.push(self._decoder.push(token.id))
+        record = self._record(token)
+        self.generation.emit(lambda s, t: ev.Tokens(s, t, (record,), text))
+        self._visible.append(text)
+        if self._matched is not None:
+            return "stop"
+        return "length" if self._counts.produced >= self._max_tokens else None
+
+    def finish(self, reason: FinishReason) -> None:
+        """Deliver what was held back and end the row."""
+        if self.generation.done:
+            return
+        if self._matched is None:
+            self._flush()
+            if self._matched is not None:
+                reason = "stop"  # a stop string that had waited for a longer one to overtake it
+        usage = self._usage(reason)
+        text = "".join(self._visible)
+        self.generation.end(lambda s, t: ev.Finished(s, t, reason, text, usage, self._matched))
+
+    def cancel(self) -> None:
+        """End the row as cancelled, keeping its text."""
+        if self.generation.done:
+            return
+        self._flush()
+        text, usage = "".join(self._visible), self._usage("cancelled")
+        self.generation.end(lambda s, t: ev.Cancelled(s, t, text, usage))
+
+    def fail(self, error: BaseException) -> None:
+        self.generation.fail(error, "".join(self._visible), self._usage("error"))
+
+    def _flush(self) -> None:
+        """Readers that only append deltas must end with the same text as the terminal event carries."""
+        rest, self._matched = self._matcher.push(self._decoder.flush())
+        if self._matched is None:
+            rest += self._matcher.flush()
+            self._matched = self._matcher.matched  # a match that waited for a longer one is decided here
+        if rest:
+            self.generation.emit(lambda s, t: ev.Tokens(s, t, (), rest))
+            self._visible.append(rest)
+
+    def _record(self, token: Drawn) -> ev.TokenRecord:
+        text, now = self._tokenizer.token_text(token.id), self.generation.now
+        if token.logprobs is None:
+            return ev.TokenRecord(token.id, text, "sampled", now)
+        chosen, rank, top = token.logprobs
+        alternatives = tuple(ev.Alternative(i, self._tokenizer.token_text(i), p) for i, p in top)
+        return ev.TokenRecord(token.id, text, "sampled", now, chosen, rank, alternatives)
+
+    def _usage(self, reason: FinishReason) -> dict[str, Any]:
+        timing, now = self.generation.timing, self.generation.now
+        phases: Mapping[str, float | None] = {
+            "queued_s": self._admitted,
+            "first_token_s": timing.first_token,
+            "total_s": now,
+        }
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens": self._counts.produced,
+            "finish_reason": reason,
+            "execution": {
+                "proposers": [],
+                "declined": self._counts.declined,
+                "codec": "bf16",
+                "append_width": 1,
+                "steps": self._counts.steps,
+            },
+            "timing": {k: round(v, 6) for k, v in phases.items() if v is not None},
+        }
