@@ -1,0 +1,10 @@
+"""`python -m mlxnb` is the `mlxnb` command."""
+
+from __future__ import annotations
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

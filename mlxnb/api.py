@@ -1,0 +1,242 @@
+"""The Python API: `load` gives a `LanguageModel`. Whatever the magic does, these calls do, over the same client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any, Unpack
+
+from mlxnb_engine.client import CompletionClient
+from mlxnb_engine.errors import RequestError
+from mlxnb_engine.types import CompletionRequest, Message
+
+from .ask import Options, Prompt, build_request, check_names, checked_text, prompt_text
+from .run import LoadRun, Run, RunGroup, finish_all
+
+
+def load(name: str | None = None, dtype: str | None = None, *, client: CompletionClient | None = None) -> LanguageModel:
+    """Load a model and wait until it is resident. None: the default model.
+
+    name: an mlx-community repository, a directory, a GGUF file. dtype: overrides the type of the weights.
+    In a notebook a progress line shows. An interrupt stops the load. Raises RequestError or ModelError with what to do next.
+    """
+    from .runtime import client as shared
+
+    engine = client if client is not None else shared()
+    run = LoadRun(engine.load(name or "", dtype))
+    if not run.wait(0.3):
+        _show_load(run)
+    run.result()
+    return LanguageModel(name or "", dtype, engine)
+
+
+def _show_load(run: LoadRun) -> None:
+    try:
+        from .display import publish
+    except ImportError:  # no IPython: a plain script waits in silence
+        return
+    publication = publish(run)
+    try:
+        finish_all([run])
+    finally:
+        publication.finish(1.0)
+
+
+class LanguageModel:
+    """A model by name, over the kernel's engine. It holds no weights: an unloaded model loads again at the next call."""
+
+    def __init__(self, name: str, dtype: str | None, client: CompletionClient) -> None:
+        self.name = name
+        self.dtype = dtype
+        self._client = client
+
+    # -- one prompt --------------------------------------------------------------------------------------------------
+
+    def generate(self, prompt: Prompt, *, wait: bool = True, **options: Unpack[Options]) -> Run | RunGroup:
+        """Answer a prompt: a Run, or a RunGroup for `n` > 1.
+
+        wait: False returns at once. An interrupt stops its rows and is raised again. A failed run raises its typed error;
+        of a group the failed rows are in `errors`, and only if all failed is the first one raised.
+        """
+        request = self.request(prompt, options)
+        runs = self._submit(request, {})
+        target = runs[0] if len(runs) == 1 and "n" not in options else RunGroup(runs)
+        return _settled(target) if wait else target
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Run:
+        """A Run at once; `for piece in run` gives its text as it comes."""
+        if options.get("n", 1) != 1:
+            raise RequestError("A stream is one answer.", "Use generate(..., wait=False) for n > 1 and iterate over each run.")
+        return self._submit(self.request(prompt, options), {})[0]
+
+    async def agenerate(self, prompt: Prompt, **options: Unpack[Options]) -> Run | RunGroup:
+        """`generate` for asyncio: never blocks the event loop. Cancelling the task stops its rows."""
+        target = self.generate(prompt, wait=False, **options)
+        await _ended(target)
+        return _checked(target)
+
+    # -- many prompts ------------------------------------------------------------------------------------------------
+
+    def batch(self, prompts: Iterable[Prompt], *, wait: bool = True, **options: Unpack[Options]) -> RunGroup:
+        """Answer many prompts in one batch, in order. Each prompt starts at the seed again, so each answer is what it would be alone.
+
+        Every prompt is checked before any is sent.
+        """
+        if isinstance(prompts, str):
+            raise RequestError("batch() takes a list of prompts, not one string.", "Use generate(prompt) for one prompt.")
+        requests = [self.request(prompt, options) for prompt in prompts]
+        runs: list[Run] = []
+        try:
+            for request in requests:
+                runs += self._submit(request, {"prompt": prompt_text(request)})
+        except BaseException:
+            for run in runs:
+                run.cancel()
+            raise
+        group = RunGroup(runs)
+        if wait and runs:
+            _settled(group)
+        return group
+
+    def chat(self, **options: Unpack[Options]) -> Chat:
+        """A conversation; `options` (`system` above all) hold for all its turns unless a turn says otherwise."""
+        return Chat(self, options)
+
+    # -- the model itself --------------------------------------------------------------------------------------------
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What the engine says of this model: name, weights, parameters, rows. {} while it is not resident."""
+        models = self._client.status().get("models", [])
+        named = [model for model in models if self.name in (model.get("name"), model.get("path"))]
+        chosen = named or (models[:1] if not self.name else [])
+        return dict(chosen[0]) if chosen else {}
+
+    def unload(self) -> list[str]:
+        """Free its memory; the names dropped. Raises RequestError while it answers."""
+        name = self.name or self.info.get("name")
+        return self._client.unload(name) if name else []
+
+    def request(self, prompt: Prompt, options: Mapping[str, Any]) -> CompletionRequest:
+        """The request that these options make, validated. Raises RequestError (UnknownOption for a wrong keyword)."""
+        return build_request(prompt, {**options, "model": self.name, "dtype": self.dtype})
+
+    def _submit(self, request: CompletionRequest, labels: Mapping[str, Any]) -> list[Run]:
+        generations = self._client.submit(request)
+        many = len(generations) > 1
+        return [Run(one, {**labels, **({"sample": one.index} if many else {})}) for one in generations]
+
+    def __repr__(self) -> str:
+        return f"<LanguageModel {self.name or self.info.get('name', 'default')}>"
+
+
+class Chat:
+    """A linear conversation kept as text. Not for several threads at once.
+
+    Invariant: only a complete answer enters it, together with its question; a failed or stopped turn leaves it as it was.
+    """
+
+    def __init__(self, model: LanguageModel, options: Mapping[str, Any]) -> None:
+        check_names(options)
+        self._model = model
+        self._options = dict(options)
+        self._turns: list[Message] = []
+        self._open: tuple[Message, Run] | None = None
+        self.system: str | None = self._options.pop("system", None)
+
+    def send(self, text: str, *, wait: bool = True, **options: Unpack[Options]) -> Run:
+        """Ask, and keep question and answer once it is complete. wait: False returns at once.
+
+        Raises the typed error of a failed turn; the same text may be sent again.
+        """
+        self._settle()
+        if self._open is not None:
+            raise RequestError("The last answer is still being written.", "Wait for it with run.wait(), or stop it with run.cancel().")
+        merged: dict[str, Any] = {**self._options, **options}
+        if merged.get("n", 1) != 1:
+            raise RequestError("A turn of a chat is one answer.", "Use LanguageModel.generate(chat.messages, n=...) to compare answers.")
+        system = merged.pop("system", None)
+        question = Message("user", checked_text(text, "The message"))
+        opening = [Message("system", chosen)] if (chosen := system if system is not None else self.system) else []
+        run = self._model.stream([*opening, *self._turns, question], **merged)
+        self._open = (question, run)
+        if wait:
+            try:
+                run.result()
+            finally:
+                self._settle()
+        return run
+
+    def stream(self, text: str, **options: Unpack[Options]) -> Run:
+        """`send` without waiting: iterate over the run; the turn is kept once it is complete."""
+        return self.send(text, wait=False, **options)
+
+    def _settle(self) -> None:
+        if self._open is not None and self._open[1].done:
+            (question, run), self._open = self._open, None
+            if run.finish_reason in ("stop", "length"):
+                self._turns += [question, Message("assistant", run.answer)]
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation so far, system message first."""
+        self._settle()
+        opening = [Message("system", self.system)] if self.system else []
+        return [{"role": turn.role, "content": turn.content} for turn in (*opening, *self._turns)]
+
+    def reset(self) -> None:
+        """Forget every turn, stop one that is being written, keep the system message."""
+        if self._open is not None:
+            self._open[1].cancel()
+        self._open = None
+        self._turns.clear()
+
+    def __len__(self) -> int:
+        self._settle()
+        return len(self._turns)
+
+    def __repr__(self) -> str:
+        return f"<Chat with {self._model.name or 'the default model'}, {len(self)} messages>"
+
+
+# -- waiting -------------------------------------------------------------------------------------------------------------
+
+
+def _runs(target: Run | RunGroup) -> list[Run]:
+    return [target] if isinstance(target, Run) else list(target)
+
+
+def _settled(target: Run | RunGroup) -> Run | RunGroup:
+    finish_all(_runs(target))
+    return _checked(target)
+
+
+def _checked(target: Run | RunGroup) -> Run | RunGroup:
+    """The target, unless all of it failed or was stopped: then the first error is raised."""
+    if all(run.finish_reason in ("error", "cancelled") for run in _runs(target)):
+        target.raise_for_error()
+    return target
+
+
+async def _ended(target: Run | RunGroup) -> None:
+    """Wait for the end from an event loop. One short-lived thread waits, so that no default pool can run dry."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    def watch() -> None:
+        target.wait()
+        with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(tell)
+
+    threading.Thread(target=watch, name="mlxnb-await", daemon=True).start()
+    try:
+        await ended
+    except asyncio.CancelledError:
+        target.cancel()
+        raise

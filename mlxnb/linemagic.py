@@ -1,0 +1,394 @@
+"""`%mlx <command>`: status, load, unload, models, cancel, wait, doctor, config, help. Each command is one function."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mlxnb_engine import events as ev
+from mlxnb_engine import policy
+from mlxnb_engine.errors import RequestError
+
+from . import options, runtime
+from .interrupts import Guard
+
+if TYPE_CHECKING:
+    from mlxnb_engine.session import Generation
+
+    from .magic import MLXMagics
+    from .run import Run
+
+PROGRESS_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of the line magic. usage: its words after the name."""
+
+    name: str
+    usage: str
+    help: str
+    act: Callable[[MLXMagics, list[str]], None]
+
+
+def run(magics: MLXMagics, line: str) -> None:
+    """Carry out one line. Raises RequestError that names the nearest command."""
+    words = options.split(line)
+    if not words or words[0] in ("-h", "--help"):
+        _help(magics, [])
+        return
+    command = COMMANDS.get(words[0])
+    if command is None:
+        raise _unknown(words[0], len(words))
+    if words[1:2] in (["-h"], ["--help"]):
+        _say(f"%mlx {command.name} {command.usage}".rstrip(), f"  {command.help}")
+        return
+    command.act(magics, words[1:])
+
+
+def _unknown(word: str, count: int) -> RequestError:
+    close = difflib.get_close_matches(word.lower(), COMMANDS, n=1, cutoff=0.6)
+    shown = word if len(word) <= 40 else word[:37] + "..."
+    if close and count <= 2:
+        hint = f"Did you mean `%mlx {close[0]}`?"
+    else:
+        hint = "`%mlx help` lists them. To ask a model, start a cell with %%mlx and write the prompt below it."
+    return RequestError(f"There is no command `%mlx {shown}`.", hint)
+
+
+def _say(*lines: str) -> None:
+    """Print; names of models and files are not ours, so control characters show."""
+    from .sanitize import visible_text
+
+    print(visible_text("\n".join(lines)))
+
+
+def _at_most(words: Sequence[str], count: int, usage: str) -> None:
+    if len(words) > count:
+        raise RequestError(f"{words[count]!r} is one word too many.", f"It is: %mlx {usage}")
+
+
+# -- status ----------------------------------------------------------------------------------------------------------------
+
+
+def _status(magics: MLXMagics, words: list[str]) -> None:
+    _at_most(words, 0, "status")
+    here = runtime.current()
+    state = here.status() if here is not None else {}
+    lines = [_engine_line(state)]
+    limits = state.get("limits") or {}
+    if limits:
+        lines.append("limits   " + ", ".join(f"{name} {'auto' if value is None else value}" for name, value in limits.items()))
+    lines += _loading_lines(state.get("loading"))
+    models = state.get("models") or []
+    lines += ["", *_table(("model", "weights", "rows", "queue", "KV"), [_model_row(model) for model in models])] if models else []
+    live = [run for run in _known_runs(magics) if not run.done]
+    if live:
+        rows = [(run.id, run.status, str(run.token_count), _short(run.prompt)) for run in live]
+        lines += ["", *_table(("running", "", "tokens", "prompt"), rows)]
+    _say(*lines)
+
+
+def _engine_line(state: dict[str, Any]) -> str:
+    if not state:
+        return "engine   not started; the first %%mlx cell starts it"
+    backend = state.get("backend") or {}
+    facts = [str(state.get("state", "unknown"))]
+    facts += [f"{label}{backend[key]}" for key, label in (("device", ""), ("blas", "BLAS "), ("mlx", "MLX ")) if backend.get(key)]
+    problem = f" ({state['error']})" if state.get("error") else ""
+    return "engine   " + " · ".join(facts) + problem
+
+
+def _loading_lines(loading: Any) -> list[str]:
+    entries = loading if isinstance(loading, list) else [loading] if loading else []
+    lines = []
+    for entry in entries:
+        if isinstance(entry, dict):
+            done, total = entry.get("done") or 0, entry.get("total") or 0
+            part = f" {_size(done)} of {_size(total)}" if total else ""
+            lines.append(f"loading  {entry.get('name') or 'the default model'}: {entry.get('phase', '')}{part}")
+        else:
+            lines.append(f"loading  {entry}")
+    return lines
+
+
+def _model_row(model: dict[str, Any]) -> tuple[str, ...]:
+    kv = model.get("kv_bytes")
+    return (
+        str(model.get("name") or "the default model"),
+        str(model.get("weights", "")),
+        str(model.get("rows", "")),
+        str(model.get("queue", "")),
+        _size(kv) if isinstance(kv, (int, float)) else "",
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
+
+
+def _size(count: float) -> str:
+    from .render import size
+
+    return size(count)
+
+
+def _short(text: str) -> str:
+    line = " ".join(text[:200].split())
+    return line if len(line) <= 48 else line[:45] + "..."
+
+
+def _known_runs(magics: MLXMagics) -> list[Run]:
+    return [run for shown in magics.background for run in shown.runs]
+
+
+# -- models ----------------------------------------------------------------------------------------------------------------
+
+
+def _load(magics: MLXMagics, words: list[str]) -> None:
+    name, dtype = _load_words(words)
+    layer = magics.notebook_layer()
+    client = runtime.client()
+    with Guard(client.cancel) as guard:
+        generation = client.load(name if name is not None else layer.get("model", ""), dtype or layer.get("dtype"))
+        progress = _Progress(generation)
+        try:
+            guard.wait([generation], progress.poll)
+        finally:
+            progress.end()
+    generation.raise_for_error()
+    _say(f"Loaded {_described(client.status(), generation.request.model)}.")
+
+
+def _load_words(words: list[str]) -> tuple[str | None, str | None]:
+    name: str | None = None
+    dtype: str | None = None
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag == "--dtype":
+            if not equals:
+                value = rest.pop(0) if rest else ""
+            dtype = options.read_value(options.BY_NAME["dtype"], "--dtype", value)
+        elif word.startswith("-"):
+            raise RequestError(f"`%mlx load` has no option {word}.", "It is: %mlx load [NAME] [--dtype TYPE]")
+        elif name is not None:
+            raise RequestError(f"{word!r} is one word too many.", "A name with spaces needs quotes.")
+        else:
+            name = word
+    return name, dtype
+
+
+class _Progress:
+    """One line that is written over while a model loads, at most four times a second."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._seen = 0
+        self._width = 0
+
+    def poll(self) -> None:
+        """Show the newest event; blocks for up to PROGRESS_S."""
+        import time
+
+        events = self._generation.read(self._seen, PROGRESS_S)
+        self._seen += len(events)
+        news = [event for event in events if isinstance(event, ev.LoadProgress)]
+        if news:
+            part = f" {_size(news[-1].done)} of {_size(news[-1].total)}" if news[-1].total else ""
+            self._write(f"{news[-1].phase}{part}")
+        if events and not self._generation.done:
+            time.sleep(PROGRESS_S)
+
+    def _write(self, text: str) -> None:
+        from .sanitize import visible_text
+
+        shown = visible_text(text)
+        print("\r" + shown.ljust(self._width), end="", flush=True)
+        self._width = len(shown)
+
+    def end(self) -> None:
+        if self._width:
+            print("\r" + " " * self._width + "\r", end="", flush=True)
+
+
+def _described(state: dict[str, Any], name: str) -> str:
+    models = {str(model.get("name")): model for model in state.get("models") or []}
+    model = models.get(name) or (list(models.values())[-1] if models and not name else {})
+    facts = [str(model["weights"])] if model.get("weights") else []
+    if isinstance(model.get("parameters"), int):
+        facts.append(f"{model['parameters'] / 1e6:,.0f} M parameters")
+    if isinstance(model.get("weight_bytes"), int):
+        facts.append(_size(model["weight_bytes"]))
+    if model.get("context_length"):
+        facts.append(f"context of {model['context_length']:,} tokens")
+    return (str(model.get("name") or name) or "the default model") + (": " + ", ".join(facts) if facts else "")
+
+
+def _unload(magics: MLXMagics, words: list[str]) -> None:
+    _at_most(words, 1, "unload [NAME]")
+    here = runtime.current()
+    gone = here.unload(words[0] if words else None) if here is not None else []
+    if words and not gone:
+        raise RequestError(f"{words[0]!r} is not loaded.", _near_model(words[0]))
+    _say("Unloaded " + ", ".join(name or "the default model" for name in gone) + "." if gone else "No model was loaded.")
+
+
+def _near_model(name: str) -> str:
+    from .insert import near
+
+    loaded = runtime.resident_models()
+    return near(name, loaded, 0.4) or (f"Loaded: {', '.join(loaded)}." if loaded else "No model is loaded.")
+
+
+def _models(magics: MLXMagics, words: list[str]) -> None:
+    _at_most(words, 0, "models")
+    here = runtime.current()
+    loaded = (here.status().get("models") or []) if here is not None else []
+    head = ("loaded", "weights", "rows", "queue", "KV")
+    lines = _table(head, [_model_row(model) for model in loaded]) if loaded else ["No model is loaded."]
+    disk = runtime.models_on_disk()
+    lines += ["", "on disk", *(f"  {name}" for name in disk)] if disk else []
+    lines += ["", f"default  {magics.notebook_layer().get('model') or 'the embedded model'}; change it: %mlx config model=NAME"]
+    _say(*lines)
+
+
+# -- running answers -------------------------------------------------------------------------------------------------------
+
+
+def _cancel(magics: MLXMagics, words: list[str]) -> None:
+    here = runtime.current()
+    if not words or words == ["all"]:
+        count = here.cancel(None) if here is not None else 0
+        _say(f"Stopped {count} running answer{'s' * (count != 1)}." if count else "Nothing is running.")
+        return
+    runs = [run for run in _known_runs(magics) if not run.done]
+    ids = {name for word in words for name in (word, *(run.id for run in runs if run.request.id == word))}
+    count = here.cancel(sorted(ids)) if here is not None else 0
+    if not count:
+        known = ", ".join(sorted({run.request.id for run in runs}))
+        hint = f"Running: {known}." if known else "Nothing is running in the background."
+        raise RequestError(f"No running answer is called {' or '.join(words)}.", hint)
+    _say(f"Stopped {count} running answer{'s' * (count != 1)}.")
+
+
+def _wait(magics: MLXMagics, words: list[str]) -> None:
+    """Wait for background cells, make sure their outputs are final, and raise the error of one that failed."""
+    from .magic import raise_failures
+
+    wanted = [shown for shown in magics.background if not words or set(words) & {r.request.id for r in shown.runs}]
+    if words and not wanted:
+        raise RequestError(f"No background cell is called {' or '.join(words)}.", "`%mlx status` lists what is running.")
+    runs = [run for shown in wanted for run in shown.runs]
+    # An interrupt here ends the waiting, not the answers: they belong to other cells. A second one stops everything.
+    with Guard(runtime.client().cancel if runs else lambda: None) as guard:
+        guard.wait([run.generation for run in runs], cancel=False)
+        for shown in wanted:
+            shown.publication.finish()
+    magics.background = [shown for shown in magics.background if shown not in wanted]
+    if not runs:
+        _say("Nothing is running in the background.")
+        return
+    raise_failures(runs)
+    _say(f"{len(runs)} answer{'s' * (len(runs) != 1)} done.")
+
+
+# -- doctor, config, help --------------------------------------------------------------------------------------------------
+
+
+def _doctor(magics: MLXMagics, words: list[str]) -> None:
+    _at_most(words, 0, "doctor")
+    from . import doctor
+
+    _say(doctor.render(doctor.report(runtime.config())))
+
+
+def _config(magics: MLXMagics, words: list[str]) -> None:
+    """Show or change settings. All changes of a line are checked before the first is made."""
+    if not words:
+        _say(*_config_lines(magics))
+        return
+    from .magic import NOTEBOOK_FIELDS, check_setting
+
+    notebook: dict[str, Any] = {}
+    engine: dict[str, Any] = {}
+    settings = [entry.field for entry in runtime.config().describe()]
+    for word in words:
+        key, equals, text = word.partition("=")
+        name = key.strip().lstrip("-").replace("-", "_")
+        known = [*NOTEBOOK_FIELDS, *(field for field in settings if field not in NOTEBOOK_FIELDS)]
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            raise RequestError(f"There is no setting {key!r}.", f"Did you mean {close[0]!r}?" if close else "`%mlx config` lists them all.")
+        if not equals:
+            raise RequestError(f"{key} needs a value.", f"Write {name}=VALUE, or {name}= to unset it.")
+        target = notebook if name in NOTEBOOK_FIELDS else engine
+        target[name] = (check_setting(name, text) if target is notebook else text) if text else None
+    running = runtime.override(engine) if engine else False
+    for name, value in notebook.items():
+        setattr(magics, name, value)
+    changed = [f"{name} = {'not set' if value is None else value}" for name, value in {**notebook, **engine}.items()]
+    note = ["The running engine keeps its own; %reload_ext mlxnb starts one with the new settings."] if running else []
+    _say(*changed, *note)
+
+
+def _config_lines(magics: MLXMagics) -> list[str]:
+    from .magic import NOTEBOOK_FIELDS
+
+    chosen = policy.resolve(notebook=magics.notebook_layer())
+    rows = [(name, _shown(chosen.values[name]), _source(chosen, name)) for name in NOTEBOOK_FIELDS if name in policy.DEFAULTS]
+    rows.append(("view", magics.view or "answer", "notebook" if magics.view else "default"))
+    engine = [
+        (entry.field, _shown(entry.value), {"env": "environment", "override": "notebook"}.get(entry.source, entry.source))
+        for entry in runtime.config().describe()
+        if entry.field not in NOTEBOOK_FIELDS
+    ]
+    tables = [*_table(("cells", "value", "from"), rows), "", *_table(("engine", "value", "from"), engine)]
+    return [*tables, "", "Change: %mlx config temp=0.7 max_tokens=200     Unset: %mlx config temp="]
+
+
+def _source(chosen: policy.Policy, name: str) -> str:
+    if name == "model" and runtime.config().model:
+        return "environment"
+    return "default, or the model's own" if name in chosen.open_fields else chosen.source[name]
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None or value == "" else _short(str(value))
+
+
+def _help(magics: MLXMagics, words: list[str]) -> None:
+    if words and words[0] in COMMANDS:
+        command = COMMANDS[words[0]]
+        _say(f"%mlx {command.name} {command.usage}".rstrip(), f"  {command.help}")
+        return
+    if words and words[0] == "options":
+        print(options.help_text())
+        return
+    if words:
+        raise RequestError(f"There is no help on {words[0]!r}.", f"There is on: options, {', '.join(COMMANDS)}.")
+    _say(
+        "Ask a model: a cell that begins with %%mlx, the prompt below it. `%%mlx --help` lists the options.",
+        "",
+        *(f"  %mlx {f'{command.name} {command.usage}':<30}{command.help}".rstrip() for command in COMMANDS.values()),
+    )
+
+
+COMMANDS: dict[str, Command] = {
+    command.name: command
+    for command in (
+        Command("status", "", "the engine, its models and what is running", _status),
+        Command("load", "[NAME] [--dtype TYPE]", "load a model before the first prompt", _load),
+        Command("unload", "[NAME]", "free an idle model, or all", _unload),
+        Command("models", "", "models in memory and on disk", _models),
+        Command("cancel", "[ID ...|all]", "stop running answers", _cancel),
+        Command("wait", "[ID ...]", "wait for --bg cells", _wait),
+        Command("doctor", "", "what is wrong here, and how to fix it", _doctor),
+        Command("config", "[KEY=VALUE ...]", "settings for later cells and for the engine", _config),
+        Command("help", "[options|COMMAND]", "this text", _help),
+    )
+}

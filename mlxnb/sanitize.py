@@ -1,0 +1,339 @@
+"""The only producer of HTML: model text in, `SafeHtml` out. Nothing else in the project may name the HTML media type.
+
+Model text, tool results, error text, file and model names are all hostile: JupyterLab puts the HTML of a live cell into
+the page and runs its scripts. Two ways in, both here: `markdown_to_html` (Markdown with raw HTML off, then a sanitiser
+with our own lists) and `el`/`text` (our own chrome: fixed tags and styles around escaped text).
+
+Covered: scripts, handlers, remote images, style, ids and `data-*`, URL schemes other than http, https and mailto, and
+the TeX macros by which MathJax makes links, styles and classes. Not covered: where an allowed link leads once clicked.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, Literal, final
+
+import nh3
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.rules_inline import StateInline
+from markdown_it.token import Token
+
+MAX_MARKDOWN_CHARS = 200_000
+"""A longer answer is shown as it is, preformatted: rendering it would hold the interpreter for seconds."""
+
+TAGS = frozenset(
+    ("p", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "strong", "em", "s", "code", "pre", "blockquote")
+    + ("ul", "ol", "li", "table", "thead", "tbody", "tr", "th", "td", "a", "span")
+)
+ATTRIBUTES: dict[str, set[str]] = {"a": {"href", "title"}, "ol": {"start"}, "code": {"class"}}
+URL_SCHEMES = frozenset({"http", "https", "mailto"})
+_LANGUAGE = re.compile(r"language-[A-Za-z0-9_+#.\-]{1,32}")
+_CLEAN_CONTENT = {"script", "style"}
+
+
+@final
+class SafeHtml:
+    """HTML that may be shown as it is. Made only in this file; immutable; `str()` gives the markup."""
+
+    __slots__ = ("_markup",)
+    _markup: str
+
+    def __init__(self, markup: str, *, _key: object) -> None:
+        if _key is not _KEY:
+            raise TypeError("SafeHtml is made by mlxnb.sanitize only; pass text through el() or markdown_to_html().")
+        object.__setattr__(self, "_markup", markup)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError("SafeHtml is immutable")
+
+    def __str__(self) -> str:
+        return self._markup
+
+    def __repr__(self) -> str:
+        return f"SafeHtml({self._markup!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SafeHtml) and other._markup == self._markup
+
+    def __hash__(self) -> int:
+        return hash(self._markup)
+
+    def __len__(self) -> int:
+        return len(self._markup)
+
+
+_KEY = object()
+
+
+def _safe(markup: str) -> SafeHtml:
+    return SafeHtml(markup, _key=_KEY)
+
+
+# -- plain text --------------------------------------------------------------------------------------------------------
+
+_LINE_ENDS = re.compile(r"\r\n?")
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ufff9-\ufffb\U000e0000-\U000e007f\ud800-\udfff]"
+)
+
+
+def visible_text(value: str) -> str:
+    """The same text with every control character except newline and tab made visible.
+
+    A terminal then obeys no escape sequence, and text direction cannot be overridden. CR and CRLF become LF; C0 controls
+    become their control pictures; C1, bidi and tag characters become <U+XXXX>; a lone surrogate becomes U+FFFD.
+    """
+    return _UNSEEN.sub(_picture, _LINE_ENDS.sub("\n", value))
+
+
+def _picture(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    if code < 0x20:
+        return chr(0x2400 + code)
+    if code == 0x7F:
+        return "\u2421"
+    return "\ufffd" if 0xD800 <= code <= 0xDFFF else f"<U+{code:04X}>"
+
+
+# -- Markdown of a model -------------------------------------------------------------------------------------------------
+
+_TEX_DENIED = re.compile(
+    r"\\(?=(?:href|url|require|autoload|class|style|cssId|data|html\w*|Html\w*|unicode|includegraphics|mmlToken|bbox|action|toggle"
+    r"|csname|def|edef|gdef|xdef|let|newcommand|renewcommand|providecommand|newenvironment|renewenvironment|DeclareMathOperator"
+    r"|DeclarePairedDelimiter\w*|texttip|tooltip|mathtip|colorbox|fcolorbox|enclose|input|write|special|char)(?![A-Za-z]))"
+)
+"""TeX macros that make links, styles, classes or new macros. MathJax reads no macro across an element, so one breaks it."""
+
+
+def _broken_macros(escaped: str) -> str:
+    return _TEX_DENIED.sub(r"<span>\\</span>", escaped)
+
+
+def _inert(value: str) -> str:
+    """Escaped text that MathJax does not read as a formula: each delimiter stands in an element of its own.
+
+    Denied macros are broken here too: a brace left open in a formula can make MathJax read on into the text after it.
+    """
+    return _broken_macros(_DELIMITER.sub(r"<span>\g<0></span>", html.escape(value, quote=False)))
+
+
+_DELIMITER = re.compile(r"\$+|\\(?=[\[\]()]|begin\b|(?:eq)?ref\b)")
+
+
+_MATH = re.compile(
+    r"\$\$(?P<a>(?:[^$\\]|\\.)+?)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)"
+    # One dollar: no blank just inside, and no digit just after, so that "$5 and $10" stays money.
+    r"|\$(?P<d>(?=[^\s$])(?:[^$\\\n]|\\.){0,400}?(?<=[^\s\\]))\$(?![0-9$])",
+    re.DOTALL,
+)
+
+
+def _math_rule(state: StateInline, silent: bool) -> bool:
+    if state.src[state.pos] not in "$\\":
+        return False
+    found = _MATH.match(state.src, state.pos, min(state.posMax, state.pos + 4000))
+    if found is None or "`" in found.group():
+        return False
+    if not silent:
+        state.push("math", "", 0).content = found.group()
+    state.pos = found.end()
+    return True
+
+
+def _render_math(renderer: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
+    return _broken_macros(html.escape(tokens[index].content, quote=False))
+
+
+def _render_text(renderer: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
+    return _inert(tokens[index].content)
+
+
+def _render_image(renderer: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
+    """An image is its alternative text, in an element of its own so that it cannot complete a macro before it. Nothing is fetched."""
+    return f"<span>{_inert(renderer.renderInlineAsText(tokens[index].children or [], options, env) or 'image')}</span>"
+
+
+@cache
+def _markdown() -> MarkdownIt:
+    md = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
+    md.inline.ruler.before("escape", "math", _math_rule)
+    md.add_render_rule("math", _render_math)
+    md.add_render_rule("text", _render_text)
+    md.add_render_rule("image", _render_image)
+    return md
+
+
+def _attribute(tag: str, name: str, value: str) -> str | None:
+    if tag == "code" and name == "class":
+        return value if _LANGUAGE.fullmatch(value) else None
+    if tag == "ol" and name == "start":
+        return value if value.isascii() and value.isdigit() and len(value) < 10 else None
+    return value
+
+
+def _clean(markup: str) -> str:
+    return nh3.clean(
+        markup,
+        tags=set(TAGS),
+        clean_content_tags=_CLEAN_CONTENT,
+        attributes={tag: set(names) for tag, names in ATTRIBUTES.items()},
+        attribute_filter=_attribute,
+        strip_comments=True,
+        link_rel="noopener noreferrer",
+        generic_attribute_prefixes=set(),
+        url_schemes=set(URL_SCHEMES),
+        url_relative="deny",
+    )
+
+
+def markdown_to_html(value: str) -> SafeHtml:
+    """Markdown of any text, sanitised. Always the whole text so far, never a delta. Any string is fine; nothing raises.
+
+    Above MAX_MARKDOWN_CHARS, or where Markdown itself fails, the text is shown preformatted.
+    """
+    seen = visible_text(value)
+    if len(seen) > MAX_MARKDOWN_CHARS:
+        return preformatted(seen)
+    try:
+        return _safe(_clean(_markdown().render(seen)))
+    except (RecursionError, ValueError):  # a pathological nesting must not cost the reader the answer
+        return preformatted(seen)
+
+
+# -- our own chrome ------------------------------------------------------------------------------------------------------
+
+Tag = Literal["div", "span", "pre", "code", "table", "thead", "tbody", "tr", "th", "td", "strong"]
+_CHROME_TAGS = frozenset(Tag.__args__)  # type: ignore[attr-defined]
+
+_INK_2 = "color-mix(in srgb, currentColor 68%, transparent)"
+_LINE = "1px solid color-mix(in srgb, currentColor 16%, transparent)"
+_FILL = "color-mix(in srgb, currentColor 10%, transparent)"
+_ACCENT = "var(--jp-brand-color1, #3c5cdd)"
+_UI = "var(--jp-ui-font-family, system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif)"
+_MONO = "var(--jp-code-font-family, ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace)"
+_SMALL = f"font-family:{_UI};font-size:12px;line-height:18px;font-variant-numeric:tabular-nums;color:{_INK_2}"
+
+STYLES: dict[str, str] = {
+    # Ink and hairlines derive from the surrounding text colour, so that light, dark and any theme outside JupyterLab all work.
+    "run": "margin:2px 0",
+    "answer": "max-width:88ch;overflow-wrap:anywhere",
+    "bar": f"{_SMALL};display:flex;flex-wrap:wrap;align-items:center;gap:2px 12px;padding:0 0 6px",
+    "foot": f"{_SMALL};display:flex;flex-wrap:wrap;align-items:baseline;gap:2px 14px;margin-top:8px;padding-top:6px;border-top:{_LINE}",
+    "chip": f"font-size:11px;line-height:16px;padding:0 5px;border:{_LINE};border-radius:3px;white-space:nowrap;"
+    "max-width:40ch;overflow:hidden;text-overflow:ellipsis",
+    "fact": "white-space:nowrap",
+    "figure": "font-weight:600;color:currentColor",
+    "state": "white-space:nowrap",
+    "warn": "white-space:nowrap;font-weight:600;color:var(--jp-warn-color0, #b87503)",
+    "error": "white-space:nowrap;font-weight:600;color:var(--jp-error-color1, #e0484d)",
+    "dot": "display:inline-block;width:7px;height:7px;border-radius:50%;background:var(--jp-success-color1, #2f8f5b);margin-right:6px",
+    "waiting": f"{_SMALL};display:inline",
+    "problem": f"font-family:{_UI};font-size:13px;line-height:20px;margin-top:8px;padding:4px 10px;"
+    "border-left:3px solid var(--jp-error-color1, #e0484d);overflow-wrap:anywhere",
+    "hint": f"color:{_INK_2}",
+    "meter": f"height:4px;border-radius:2px;background:{_FILL};overflow:hidden;max-width:88ch",
+    "code": f"font-family:{_MONO};font-size:11px",
+    "raw": f"font-family:{_MONO};font-size:13px;line-height:20px;white-space:pre-wrap;overflow-wrap:anywhere;margin:0;background:none",
+    "tokens": f"font-family:{_MONO};font-size:13px;line-height:30px;white-space:pre-wrap;overflow-wrap:anywhere",
+    "legend": f"{_SMALL};display:flex;flex-wrap:wrap;gap:2px 14px;padding-bottom:4px",
+    "grid": "display:grid;gap:8px;grid-template-columns:repeat(auto-fit,minmax(max(240px,calc((100% - 16px)/3)),1fr))",
+    "card": f"display:flex;flex-direction:column;min-width:0;border:{_LINE};border-radius:5px;padding:8px 12px",
+    "card_head": f"font-family:{_UI};font-size:13px;line-height:20px;font-weight:600;padding-bottom:4px;overflow-wrap:anywhere",
+    "card_body": "flex:1 1 auto;min-width:0;overflow-wrap:anywhere",
+    "scroll": "max-height:520px;overflow:auto",
+    "table": f"font-family:{_UI};font-size:12px;line-height:18px;border-collapse:collapse;font-variant-numeric:tabular-nums;width:100%",
+    "th": f"text-align:left;font-weight:400;color:{_INK_2};padding:3px 8px;border-bottom:{_LINE};white-space:nowrap;vertical-align:bottom",
+    "td": f"text-align:left;padding:4px 8px;border-bottom:{_LINE};vertical-align:top;white-space:nowrap",
+    "td_number": f"text-align:right;padding:4px 8px;border-bottom:{_LINE};vertical-align:top;white-space:nowrap",
+    "td_text": f"text-align:left;padding:4px 8px;border-bottom:{_LINE};vertical-align:top;white-space:pre-wrap;"
+    "overflow-wrap:anywhere;min-width:28ch",
+}
+"""Every style our chrome may use, by name. Model text never reaches this table."""
+
+ORIGIN_UNDERLINES: dict[str, str] = {
+    "sampled": "1px solid var(--mlxnb-o-sampled, #5478ee)",
+    "filled": "3px solid var(--mlxnb-o-fill, #cc7226)",
+    "echo": "4px double var(--mlxnb-o-echo, #a866c9)",
+    "drafted": "2px dashed var(--mlxnb-o-draft, #4f9474)",
+    "forced": "2px dotted var(--mlxnb-o-forced, #a8872a)",
+}
+"""Underline of a token by origin. The pattern differs as well as the hue, so colour is never the only sign."""
+
+
+def text(value: str) -> SafeHtml:
+    """Escaped text that stays text: controls visible, no formula."""
+    return _safe(_inert(visible_text(value)))
+
+
+def join(parts: Iterable[SafeHtml]) -> SafeHtml:
+    return _safe("".join(_markup(part) for part in parts))
+
+
+def el(tag: Tag, style: str | None, *parts: SafeHtml | str, title: str = "") -> SafeHtml:
+    """One element of our own chrome. style: a name of STYLES, or None. A `str` part is text and gets escaped.
+
+    Raises KeyError for a tag or style that is not in the fixed lists.
+    """
+    if tag not in _CHROME_TAGS:
+        raise KeyError(f"no chrome tag {tag!r}")
+    css = f' style="{STYLES[style]}"' if style is not None else ""
+    hover = f' title="{_quoted(title)}"' if title else ""
+    inner = "".join(_markup(text(part) if isinstance(part, str) else part) for part in parts)
+    return _safe(f"<{tag}{css}{hover}>{inner}</{tag}>")
+
+
+def meter(fraction: float) -> SafeHtml:
+    """A progress bar. fraction is clamped to [0, 1]."""
+    percent = round(100 * min(1.0, max(0.0, fraction)), 1)
+    return _safe(f'<div style="{STYLES["meter"]}"><div style="height:100%;width:{percent}%;background:{_ACCENT}"></div></div>')
+
+
+def token_span(value: str, origin: str, title: str = "", doubt: float | None = None) -> SafeHtml:
+    """One token: underline by origin; background by doubt in [0, 1] (0, or None for not captured: no colour)."""
+    line = ORIGIN_UNDERLINES.get(origin, ORIGIN_UNDERLINES["sampled"])
+    css = f"border-bottom:{line};padding-bottom:3px;margin-right:1px"
+    if doubt is not None and doubt >= 0.05:
+        css += f";background:rgba(245,163,58,{round(0.55 * min(1.0, doubt), 2)});border-radius:2px"
+    inner = _inert(_whitespace_marks(visible_text(value)))
+    hover = f' title="{_quoted(title)}"' if title else ""
+    return _safe(f'<span style="{css}"{hover}>{inner}</span>')
+
+
+def underline_sample(origin: str, name: str) -> SafeHtml:
+    """The name of an origin with its underline, for a legend."""
+    return token_span(name, origin)
+
+
+def preformatted(value: str) -> SafeHtml:
+    """Text exactly as it is, in a <pre>."""
+    # A newline right after <pre> is dropped by HTML parsers; ours keeps the answer's own first newline.
+    return _safe(f'<pre style="{STYLES["raw"]}">\n{_inert(visible_text(value))}</pre>')
+
+
+def bundle(markup: SafeHtml, plain: str) -> dict[str, str]:
+    """The MIME bundle of a static output: sanitised HTML, and plain text with controls made visible.
+
+    Raises TypeError for markup that is not SafeHtml.
+    """
+    return {"text/plain": visible_text(plain), "text/html": _markup(markup)}
+
+
+def _markup(part: SafeHtml) -> str:
+    if type(part) is not SafeHtml:
+        raise TypeError(f"{type(part).__name__} is not SafeHtml")
+    return part._markup
+
+
+def _quoted(value: str) -> str:
+    return html.escape(visible_text(value), quote=True)
+
+
+def _whitespace_marks(value: str) -> str:
+    """A token that is only white space would be invisible: say what it is."""
+    if value.strip(" \n\t") or not value:
+        return value
+    return value.replace(" ", "\u2423").replace("\t", "\u21e5").replace("\n", "\u21b5\n")
