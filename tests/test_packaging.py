@@ -1,0 +1,287 @@
+"""What is shipped: the wheel's files, the wheel at work outside the repository, the set-up script, the Makefile's promises."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parent.parent
+SETUP = ROOT / "scripts" / "setup.sh"
+PACKAGES = {"mlxnb": ROOT / "mlxnb", "mlxnb_engine": ROOT / "engine" / "mlxnb_engine", "mlxnb_widgets": ROOT / "widgets" / "mlxnb_widgets"}
+
+
+def run(*argv: str | Path, cwd: Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(a) for a in argv], cwd=cwd, env=env, capture_output=True, text=True, timeout=540, check=False)
+
+
+def clean_env() -> dict[str, str]:
+    """The environment without what would let a child find the checkout."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    done = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder, env=clean_env())
+    assert done.returncode == 0, done.stdout + done.stderr
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def fresh_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python of a new environment with the wheel installed. Dependencies are borrowed by path from the running one, behind
+    the new site-packages; a path in a .pth file brings modules, but not the editable install that lies beside them."""
+    folder = tmp_path_factory.mktemp("fresh") / "venv"
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    pip = (sys.executable, "-m", "pip", "--python", python)
+    installed = run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder, env=clean_env())
+    assert installed.returncode == 0, installed.stdout + installed.stderr
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "borrowed.pth").write_text("\n".join(dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])) + "\n")
+    return python
+
+
+# -- the wheel -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_wheel_holds_every_package_file_and_nothing_else(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    expected = {
+        f"{package}/{path.relative_to(folder).as_posix()}"
+        for package, folder in PACKAGES.items()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".pyc",)
+    }
+    info = {name for name in names if name.startswith("mlxnb-")}
+    assert names - info == expected
+    assert {name.partition("/")[2] for name in info} == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
+    assert all(f"{package}/py.typed" in names for package in PACKAGES)
+
+
+def test_the_licence_in_the_wheel_is_the_whole_apache_licence(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [name for name in archive.namelist() if name.endswith("/LICENSE")]
+    text = archive.read(name).decode()
+    assert text == (ROOT / "LICENSE").read_text("utf-8")
+    assert "Apache License" in text and "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_wheel_brings_no_mlx_backend_to_linux_by_itself(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [name for name in archive.namelist() if name.endswith("/METADATA")]
+    ours = re.findall(r"^Requires-Dist: (.*)$", archive.read(name).decode(), re.MULTILINE)
+    linux = {"platform_system": "Linux", "sys_platform": "linux", "platform_machine": "x86_64"}
+    mac = {"platform_system": "Darwin", "sys_platform": "darwin", "platform_machine": "arm64"}
+
+    def wanted(texts: list[str], machine: dict[str, str], extra: str = "") -> set[str]:
+        needs = [Requirement(text) for text in texts]
+        found = {need for need in needs if need.marker is None or need.marker.evaluate({**machine, "extra": extra})}
+        return {need.name + "".join(f"[{e}]" for e in sorted(need.extras)) for need in found}
+
+    theirs = importlib.metadata.requires("mlx-lm") or []
+    assert not {name for name in wanted(ours, linux) | wanted(theirs, linux) if name.startswith("mlx") and name != "mlx-lm"}
+    assert "mlx" in wanted(ours, mac)
+    assert {"mlx[cpu]", "mkl"} <= wanted(ours, linux, "cpu")
+    assert "mlx[cuda13]" in wanted(ours, linux, "cuda13")
+    assert "mkl" not in wanted(ours, {**linux, "platform_machine": "aarch64"}, "cpu")
+
+
+SMOKE = """
+import sys
+import mlxnb, mlxnb_engine, mlxnb_widgets
+from IPython.core.interactiveshell import InteractiveShell
+print(mlxnb.__file__, mlxnb_engine.__file__, mlxnb_widgets.__file__, sep="\\n")
+shell = InteractiveShell.instance()
+shell.run_line_magic("load_ext", "mlxnb")
+shell.run_cell_magic("mlx", "--max-tokens 12 --seed 1 -o answer", "What is the capital of France?")
+run = shell.user_ns["answer"]
+print("ANSWER", run.finish_reason, repr(run.text))
+"""
+
+
+def test_the_wheel_installed_elsewhere_loads_the_extension_and_answers(fresh_python: Path, tmp_path: Path) -> None:
+    done = run(fresh_python, "-c", SMOKE, cwd=tmp_path, env=clean_env())
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    for line, package in zip(lines, PACKAGES, strict=False):
+        assert line.startswith(str(fresh_python.parent.parent)) and line.endswith(f"/{package}/__init__.py"), line
+    assert re.search(r"^ANSWER (stop|length) .*Paris", done.stdout, re.MULTILINE), done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+def test_the_command_of_the_wheel_runs_and_finds_its_own_version(fresh_python: Path, tmp_path: Path) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    done = run(fresh_python.parent / "mlxnb", "--version", cwd=tmp_path, env=clean_env())
+    assert (done.returncode, done.stdout) == (0, f"mlxnb {version}\n"), done.stderr
+
+
+def test_the_borrowed_environment_lets_nothing_of_the_checkout_through(fresh_python: Path, tmp_path: Path) -> None:
+    """The negative control of the two tests above: without the wheel, none of our packages can be imported."""
+    hide = "import sys; from importlib.util import find_spec; sys.path[:] = [p for p in sys.path if not p.startswith(sys.prefix)]"
+    done = run(fresh_python, "-c", f"{hide}; print([find_spec(p) for p in {list(PACKAGES)}])", cwd=tmp_path, env=clean_env())
+    assert done.stdout == "[None, None, None]\n", done.stdout + done.stderr
+
+
+# -- the set-up script on other machines ---------------------------------------------------------------------------------
+
+LINUX = {"uname": 'case "$1" in -m) echo x86_64;; *) echo Linux;; esac', "getconf": "echo glibc 2.36"}
+MAC = {"uname": 'case "$1" in -m) echo arm64;; *) echo Darwin;; esac', "sw_vers": "echo 14.5"}
+SMI = 'echo "%s"'
+PYENV_SHIM = "echo pyenv: python3.13: command not found >&2; exit 127"
+PYTHON_GOOD = 'case "$2" in *version_info*) echo %s;; esac'
+PYTHON_OLD = 'case "$2" in *version_info*) echo 3.9; exit 1;; esac'
+PYTHON_NO_VENV = 'case "$2" in *version_info*) echo 3.12;; *) exit 1;; esac'
+
+
+class Machine:
+    """A PATH of stand-ins: each command is a shell script, and nothing else can be found but what the script needs."""
+
+    def __init__(self, folder: Path, commands: Mapping[str, str]) -> None:
+        self.folder = folder / "bin"
+        self.folder.mkdir()
+        for name in ("head", "sed"):
+            (self.folder / name).symlink_to(next(p for p in (Path("/usr/bin") / name, Path("/bin") / name) if p.exists()))
+        for name, body in commands.items():
+            path = self.folder / name
+            path.write_text(f"#!/bin/sh\n{body}\n")
+            path.chmod(0o755)
+
+    def ask(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return run("/bin/sh", SETUP, *words, cwd=self.folder, env={"PATH": str(self.folder)})
+
+
+@pytest.mark.parametrize(
+    ("commands", "backend"),
+    [
+        pytest.param(LINUX, "cpu", id="linux"),
+        pytest.param({**LINUX, "nvidia-smi": SMI % "580.65.06"}, "cuda13", id="gpu"),
+        pytest.param({**LINUX, "nvidia-smi": SMI % "535.104"}, "cpu", id="old driver"),
+        pytest.param({**LINUX, "nvidia-smi": "echo No devices were found; exit 6"}, "cpu", id="no device"),
+        pytest.param({**LINUX, "getconf": "echo glibc 2.35"}, "cpu", id="oldest glibc"),
+        pytest.param({**LINUX, "getconf": "echo glibc 3.1"}, "cpu", id="future glibc"),
+        pytest.param(MAC, "metal", id="mac"),
+        pytest.param({**MAC, "sw_vers": "echo 26.1"}, "metal", id="new mac"),
+    ],
+)
+def test_the_backend_follows_from_the_machine(tmp_path: Path, commands: Mapping[str, str], backend: str) -> None:
+    done = Machine(tmp_path, commands).ask("backend")
+    assert (done.returncode, done.stdout) == (0, f"{backend}\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("commands", "word"),
+    [
+        pytest.param({**LINUX, "getconf": "echo glibc 2.31"}, "glibc 2.31", id="old glibc"),
+        pytest.param({**LINUX, "getconf": "exit 1"}, "musl", id="musl"),
+        pytest.param({**LINUX, "uname": 'case "$1" in -m) echo riscv64;; *) echo Linux;; esac'}, "riscv64", id="riscv"),
+        pytest.param({**MAC, "sw_vers": "echo 13.6"}, "13.6", id="old mac"),
+        pytest.param({"uname": 'case "$1" in -m) echo x86_64;; *) echo Darwin;; esac'}, "Intel", id="intel mac"),
+        pytest.param({"uname": 'case "$1" in -m) echo x86_64;; *) echo Darwin;; esac', "sysctl": "echo 1"}, "Rosetta", id="rosetta"),
+        pytest.param({"uname": 'case "$1" in -m) echo x86_64;; *) echo MINGW64_NT-10.0;; esac'}, "WSL 2", id="windows"),
+        pytest.param({"uname": 'case "$1" in -m) echo amd64;; *) echo FreeBSD;; esac'}, "FreeBSD", id="bsd"),
+    ],
+)
+def test_another_machine_is_told_in_one_sentence(tmp_path: Path, commands: Mapping[str, str], word: str) -> None:
+    done = Machine(tmp_path, commands).ask("backend")
+    assert done.returncode == 1 and done.stdout == ""
+    assert word in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("commands", "chosen"),
+    [
+        pytest.param({"python3.14": PYTHON_GOOD % "3.14", "python3.11": PYTHON_GOOD % "3.11"}, "python3.14", id="newest first"),
+        pytest.param({"python3.13": PYENV_SHIM, "python3.12": PYTHON_GOOD % "3.12"}, "python3.12", id="shim that only prints"),
+        pytest.param({"python3.12": PYTHON_NO_VENV, "python3.11": PYTHON_GOOD % "3.11"}, "python3.11", id="one without venv"),
+        pytest.param({"python3": PYTHON_GOOD % "3.12"}, "python3", id="plain python3"),
+    ],
+)
+def test_the_first_python_that_works_is_chosen(tmp_path: Path, commands: Mapping[str, str], chosen: str) -> None:
+    machine = Machine(tmp_path, commands)
+    done = machine.ask("python")
+    assert (done.returncode, done.stdout.strip()) == (0, str(machine.folder / chosen)), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("commands", "word"),
+    [
+        pytest.param({}, "No Python 3.11 or newer", id="none"),
+        pytest.param({"python3": PYTHON_OLD, "python3.12": PYENV_SHIM}, "No Python 3.11 or newer", id="old"),
+        pytest.param({"python3": PYTHON_NO_VENV, "apt-get": "true"}, "type: sudo apt-get install -y python3.12-venv", id="debian"),
+        pytest.param({"python3": PYTHON_NO_VENV}, "no venv and ensurepip modules", id="elsewhere"),
+    ],
+)
+def test_without_a_python_that_works_the_line_to_type_is_printed(tmp_path: Path, commands: Mapping[str, str], word: str) -> None:
+    done = Machine(tmp_path, commands).ask("python")
+    assert done.returncode == 1 and done.stdout == ""
+    assert word in done.stderr and done.stderr.count("\n") == 1, done.stderr
+
+
+# -- the Makefile --------------------------------------------------------------------------------------------------------
+
+
+def test_make_alone_lists_every_target() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    (phony,) = re.findall(r"^\.PHONY: (.*)$", makefile, re.MULTILINE)
+    done = run("make", cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    for target in set(phony.split()) - {"help"}:
+        assert re.search(rf"^make {target} ", done.stdout, re.MULTILINE), target
+
+
+def test_make_uses_the_environment_it_is_given(tmp_path: Path) -> None:
+    for target, ending in (("demo", 'bin/mlxnb" demo'), ("lab", 'bin/jupyter" lab'), ("test", 'bin/python" -m pytest')):
+        done = run("make", "-n", target, f"VENV={tmp_path}/v", cwd=ROOT)
+        assert done.returncode == 0 and f"{tmp_path}/v/{ending}" in done.stdout, done.stdout + done.stderr
+        assert ".venv" not in done.stdout
+
+
+def test_the_makefile_uses_nothing_newer_than_gnu_make_3_81() -> None:
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    for newer in (".ONESHELL", "$(file ", "!=", "::=", "&:", "$(intcmp", "$(let ", ".EXTRA_PREREQS", "undefine"):
+        assert newer not in makefile, newer
+
+
+# -- the documents -------------------------------------------------------------------------------------------------------
+
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+
+
+def test_every_setting_and_its_variable_is_documented() -> None:
+    from mlxnb_engine import config
+
+    text = (ROOT / "docs" / "settings.md").read_text("utf-8")
+    documented = dict(re.findall(r"^\| `(\w+)` \| `(MLXNB_\w+)`", text, re.MULTILINE))
+    assert documented == {entry.field: config.PREFIX + entry.field.upper() for entry in config.resolve({"HOME": "/"}).describe()}
+    for mode in config.BLAS_MODES:
+        assert f"\n| `{mode}` |" in text, mode
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_every_file_that_a_document_links_to_exists(document: Path) -> None:
+    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text("utf-8")):
+        if "://" not in link:
+            assert (document.parent / link).exists(), link
+
+
+def test_the_options_in_the_readme_and_the_quickstart_exist() -> None:
+    from mlxnb import options
+
+    known = {flag for option in options.OPTIONS for flag in option.flags}
+    text = (ROOT / "README.md").read_text("utf-8") + (ROOT / "examples" / "01_quickstart.ipynb").read_text("utf-8")
+    used = {flag for line in re.findall(r"%%mlx (.*)", text) for flag in re.findall(r"(?<!\S)--?[a-z][\w-]*", line)}
+    assert len(used) >= 10 and used - known <= {"--help"}, used - known
