@@ -27,8 +27,8 @@ from .sanitize import visible_text
 
 PLAIN = "text/plain"
 END_OF_INPUT = "\x04"
-# An output that is still waiting is one line such as "Loading NAME · 40 MB of 98 MB"; one with several answers has "[label]" heads.
-_PROGRESS = re.compile(r"\w[^\n]* · [^\n]*\Z")
+# One with several answers has "[label]" heads and grows in its middle; one that waits is a line as "Loading NAME · 40 MB of 98 MB".
+_PROGRESS = re.compile(r"(?:Waiting|Reading|Loading|Checking|Downloading)\b[^\n]*\Z|\w[^\n]* · [^\n]*\Z")
 _GROUP = re.compile(r"\[[^\n]*\]\n")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -101,7 +101,7 @@ class CellPrinter:
         lines = source.strip().splitlines() or [""]
         head = f"In [{number}]: "
         marked = [(head if index == 0 else " " * (len(head) - 2) + "| ") + line for index, line in enumerate(lines)]
-        self._put("\n" + self._styled("1", visible_text("\n".join(marked))) + "\n")
+        self._put("\n" + self._styled("1", visible_text("\n".join(line.rstrip() for line in marked))) + "\n")
 
     def message(self, kind: str, content: Mapping[str, Any]) -> None:
         """Show one message of the kernel."""
@@ -115,24 +115,25 @@ class CellPrinter:
         elif kind == "stream":
             self._write(content.get("text", ""))
         elif kind == "error":
+            self.end()  # what the cell had shown comes before why it failed
             trace = "\n".join(content.get("traceback") or [f"{content.get('ename')}: {content.get('evalue')}"])
             self._write(_ANSI.sub("", trace) + "\n")
 
     def end(self) -> None:
-        """The cell is over: write what was held back."""
+        """The cell is over or failed: write what was held back."""
         self._clear_passing()
         for display_id, text in self._texts.items():
             done = self._written.get(display_id, "")
             rest = text[len(done) :] if text.startswith(done) else "\n" + text
-            self._write(rest if (done + rest).endswith("\n") else rest + "\n")
+            self._write(rest if text.endswith("\n") else rest + "\n")
         self._texts.clear()
         self._written.clear()
 
     def _grow(self, display_id: str, text: str) -> None:
-        self._texts[display_id] = text
+        before, self._texts[display_id] = self._texts.get(display_id, ""), text
         done = self._written.get(display_id, "")
-        if not done and (_PROGRESS.match(text) or _GROUP.match(text)):
-            self._pass(text)
+        if not done and (_PROGRESS.match(text) or _GROUP.match(text) or not before or not text.startswith(before)):
+            self._pass(text)  # not an answer, or not seen to grow yet
         elif text.startswith(done) and len(text) > len(done):
             self._write(text[len(done) :])
             self._written[display_id] = text

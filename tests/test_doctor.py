@@ -122,11 +122,15 @@ def test_models_on_disk_are_listed_with_their_size(tmp_path: Path, monkeypatch: 
     snapshot = hub / "models--someone--small-model" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
-    (snapshot.parent.parent / "blob").write_bytes(b"x" * 3000)
+    (snapshot / "model.safetensors").write_bytes(b"x" * 3000)
+    (hub / "models--someone--small-model" / "refs").mkdir()
+    (hub / "models--someone--small-model" / "refs" / "main").write_text("abc")
     (hub / "models--someone--half-fetched" / "snapshots").mkdir(parents=True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))
-    (model,) = look(tmp_path)["models"]
-    assert model["name"] == "someone/small-model" and model["source"] == "hub" and model["bytes"] == 3002
+    result = look(tmp_path)
+    (model,) = result["models"]
+    assert model["name"] == "someone/small-model" and model["source"] == "hub" and model["bytes"] == 3000
+    assert "someone/small-model (0 MiB)" in doctor.render(result)
 
 
 def test_a_version_that_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

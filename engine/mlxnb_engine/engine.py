@@ -197,6 +197,8 @@ class Engine:
         try:
             from . import binding
         except ImportError as error:
+            if (error.name or "mlx").split(".")[0] != "mlx":
+                raise  # a fault of ours or of another library, not a missing backend
             raise ModelError(
                 f"No MLX backend is installed ({error}).", "Install one: pip install 'mlxnb[cpu]' or 'mlxnb[cuda13]'."
             ) from error

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,17 @@ _WANTED = re.compile(r"(model.*\.safetensors|.*\.json|.*\.jinja|tokenizer\.model
 """Files at the top of a repository that a model may need. No Python: code of a model is never fetched or run."""
 
 
+def hush_progress() -> None:
+    """Keep the hub's progress library from printing into a cell that the notebook has no widgets for its bars.
+
+    Call it before the first import of huggingface_hub or transformers: the warning comes with their import.
+    """
+    warnings.filterwarnings("ignore", message="IProgress not found")
+
+
 def cache_folder() -> Path:
     """The hub library's own cache, where other programs keep their models too."""
+    hush_progress()
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)

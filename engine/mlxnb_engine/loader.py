@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from . import ggml, gguf
+from . import ggml, gguf, hub
 from .config import DTYPES, RuntimeConfig
 from .errors import MlxnbError, ModelError, RequestError
 from .fingerprint import content_fingerprint
@@ -300,6 +300,7 @@ def _fingerprint(located: Located, settings: Mapping[str, Any], tokenizer: Token
 def import_mlx_lm() -> None:
     """Import what loading needs of mlx-lm, without letting it lower the limit of open files (it sets 2048, hard limit too)."""
     if "mlx_lm.utils" not in sys.modules:
+        hub.hush_progress()
         with _open_files_kept():
             importlib.import_module("mlx_lm.utils")
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -224,8 +225,7 @@ class WindowGroup:
             sampler = SamplingSession(spec.sampling, spec.seed, self.graph.vocab_size, spec.exempt)
             sampler.seed_history(entry.ids[:-1])
         except Exception as error:
-            failure = error
-            notify(spec.consumer, lambda: spec.consumer.fail(failure))
+            notify(spec.consumer, partial(spec.consumer.fail, error))  # a closure would tie the error to this frame
             return
         if len(prep.slots.rows()) == 1 and not entry.rows and not self.slots.rows():
             # A prepared row entering an empty group is adopted without a copy.
