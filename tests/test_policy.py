@@ -135,3 +135,9 @@ def test_whatever_a_model_file_says_the_result_is_valid(defaults: dict[str, Any]
     told.validate()
     untouched = dataclasses.replace(told, sampling=asked.sampling, open_fields=asked.open_fields)
     assert untouched == asked
+
+
+@pytest.mark.parametrize(("context", "chunk"), [(10_398, 2048), (78_678, 256), (131_072, 128), (1, 2048), (10**9, 8)])
+def test_a_prefill_window_shrinks_where_scores_are_materialised(context: int, chunk: int) -> None:
+    assert policy.prefill_chunk(2048, heads=24, context=context, fused=False) == chunk
+    assert policy.prefill_chunk(2048, heads=24, context=context, fused=True) == 2048

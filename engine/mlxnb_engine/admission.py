@@ -30,13 +30,15 @@ class RowSpec:
 class Entry:
     """One prompt on its way in, and the rows that will start from it: the samples of a request share one prefill.
 
-    done: prompt tokens in the state. state: the group's own handle of that state.
+    done: prompt tokens in the state. state: the group's own handle of that state. chunk: tokens of one prefill window at most;
+    0 leaves it to the group.
     """
 
     ids: tuple[TokenId, ...]
     rows: deque[RowSpec]
     done: int = 0
     state: Any = None
+    chunk: int = 0
 
     @property
     def target(self) -> int:

@@ -28,6 +28,8 @@ from .types import ModelInfo, PreparedPrompt
 
 DeviceKind = Literal["cpu", "metal", "cuda"]
 _CACHE_KEPT_BYTES = 256 * 2**20
+_FUSED_HEAD_DIMS: dict[DeviceKind, set[int]] = {"cpu": set(), "metal": {64, 80, 128}, "cuda": {64, 80, 96, 128}}
+"""Head widths whose multi-token attention runs in one kernel, without scores in memory. Source: MLX 0.32 `fast` dispatch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,9 @@ class Resident:
         self.info: ModelInfo = replace(loaded.info, fingerprint=layout)
         self.geometry, self.geometry_note = _geometry(graph, config, backend)
         chunk = config.chunk_for(cpu=backend.device == "cpu")
+        self._chunk, self._explicit_chunk = chunk, config.prefill_chunk
+        self._heads = int(loaded.model_config.get("num_attention_heads", 1))
+        self._fused = {s.key_dim for s in graph.specs} <= _FUSED_HEAD_DIMS[backend.device]
         limits = GroupLimits(chunk, backend.submit, self.geometry, tight=config.max_kv_bytes is not None)
         self.group = WindowGroup(graph, limits)
         self.scheduler = Scheduler(
@@ -128,7 +133,13 @@ class Resident:
             exempt = tuple(self.tokenizer.eos_ids)
             rows.append(RowSpec(delivery, sampling, seed, request.max_tokens, self.context, exempt))
         if rows:
-            self.scheduler.submit(Entry(prompt.ids, rows))
+            self.scheduler.submit(Entry(prompt.ids, rows, chunk=self._chunk_for(len(prompt.ids))))
+
+    def _chunk_for(self, tokens: int) -> int:
+        """An explicit chunk wins; else the backend's, less where a long prompt's scores would be materialised."""
+        if self._explicit_chunk:
+            return self._explicit_chunk
+        return policy.prefill_chunk(self._chunk, heads=self._heads, context=tokens, fused=self._fused)
 
     def describe(self) -> dict[str, Any]:
         """JSON-able state: plain numbers only, safe to call from any thread."""

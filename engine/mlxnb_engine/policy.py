@@ -132,6 +132,19 @@ def model_layer(defaults: Mapping[str, Any], only: Collection[str] = MODEL_FIELD
     return layer
 
 
+def prefill_chunk(default: int, *, heads: int, context: int, fused: bool) -> int:
+    """Tokens of one prefill window of a request, resolved when it is admitted.
+
+    default: the backend's chunk. heads: query heads. context: positions that the prompt will hold. fused: whether attention of
+    this head width never materialises its scores; otherwise the chunk is halved, not below 8, until the 16-bit scores
+    `heads * chunk * context * 2` take at most 2^30 bytes. It never looks at free memory and never refuses.
+    """
+    chunk = default
+    while not fused and chunk > 8 and heads * chunk * context * 2 > 2**30:
+        chunk //= 2
+    return chunk
+
+
 def with_model(request: CompletionRequest, defaults: Mapping[str, Any]) -> CompletionRequest:
     """The request with its open fields taken from the model. Called once by the engine, when the model is loaded."""
     layer = model_layer(defaults, request.open_fields)

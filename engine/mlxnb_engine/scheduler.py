@@ -102,7 +102,7 @@ class Scheduler:
             self.group.prepare(taken)
 
     def _fits(self, entries: Sequence[Entry]) -> bool:
-        if len(entries) > 1 and len(entries) * max(e.target for e in entries) > self._chunk:
+        if len(entries) > 1 and len(entries) * max(e.target for e in entries) > min(e.chunk or self._chunk for e in entries):
             return False
         if self._max_kv_bytes is None:
             return True

@@ -169,7 +169,8 @@ class WindowGroup:
     def _prefill_window(self, prep: Preparation, open_entries: list[Entry]) -> None:
         by_slot = {id(e.state): e for e in prep.entries}
         order = [by_slot[id(slot)] for slot in prep.slots.rows()]
-        room = max(1, self.limits.prefill_chunk // len(order))
+        chunk = min(e.chunk or self.limits.prefill_chunk for e in order)
+        room = max(1, chunk // len(order))
         width = self.limits.geometry.width_for(min(room, max(e.target - e.done for e in open_entries)))
         prep.slots.reserve(width)
         order = [by_slot[id(slot)] for slot in prep.slots.rows()]
