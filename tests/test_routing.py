@@ -154,7 +154,8 @@ def test_a_captured_cell_gets_its_output_through_the_capture(shell: Shell) -> No
     assert shell.socket.sent == []
 
 
-def test_there_is_no_route_in_a_terminal_or_outside_ipython() -> None:
+def test_there_is_no_route_in_a_terminal_or_outside_ipython(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxnb.routing.get_ipython", lambda: None)  # another test may have left a shell
     terminal = type("TerminalInteractiveShell", (), {})()
     assert is_terminal(terminal)
     assert route_here(terminal) is None
