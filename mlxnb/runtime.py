@@ -6,10 +6,12 @@ import atexit
 import contextlib
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from mlxnb_engine.errors import RequestError
 from mlxnb_engine.types import RequestId
 
 if TYPE_CHECKING:
@@ -85,6 +87,8 @@ def override(changes: Mapping[str, Any]) -> bool:
     """
     from mlxnb_engine.config import resolve
 
+    if "blas" in changes and "mlx.core" in sys.modules:
+        raise RequestError("The BLAS is chosen before MLX loads, and MLX is loaded.", "Restart the kernel and set it in the first cell.")
     with _lock:
         wanted = {name: value for name, value in {**_overrides, **changes}.items() if value is not None}
         resolve(overrides=wanted)

@@ -846,7 +846,8 @@ def test_a_model_in_use_is_not_unloaded_and_an_idle_one_lets_go_of_its_weights(
     busy.read(4, WAIT_S)
     with pytest.raises(RequestError, match="in use"):
         client.unload("")
-    assert client.unload() == [], "without a name only idle models go"
+    with pytest.raises(RequestError, match="in use"):
+        client.unload()
     busy.cancel()
     finish([busy])
     model = weakref.ref(settle(client).group.graph.model)
@@ -961,3 +962,17 @@ def test_the_watch_for_pickles_sees_one() -> None:
     pickle.loads(pickle.dumps(SamplingSpec))
     assert seen() == ["mlxnb_engine.types.SamplingSpec"]
     watch.watch()
+
+
+def test_an_engine_that_could_not_start_says_why_every_time(fresh: Callable[..., LocalClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(mode: str) -> None:
+        raise ModelError("There is no such BLAS.", "Choose blas=auto.")
+
+    monkeypatch.setattr("mlxnb_engine.blas.preload", refuse)
+    client = fresh()
+    for _ in range(2):
+        row = client.submit(ask("hi"))[0]
+        assert row.wait(WAIT_S) is not None
+        end = row.terminal
+        assert isinstance(end, ev.Failed) and (end.error, end.message) == ("model", "There is no such BLAS."), end
+    assert "no such BLAS" in client.status()["error"]

@@ -96,7 +96,14 @@ def test_an_unknown_field_names_the_nearest() -> None:
 
 def test_hlg_is_on_once_one_of_its_settings_is_given() -> None:
     assert policy.resolve(cell={"temp": 1.0}).sampling().hlg is None
-    assert policy.resolve(cell={"hlg_width": 2.0}).sampling().hlg == HlgSpec(width=2.0)
+    assert policy.resolve(cell={"hlg_width": 2.0, "temp": 0.7}).sampling().hlg == HlgSpec(width=2.0)
+
+
+def test_an_hlg_curve_that_greedy_choice_would_ignore_is_refused() -> None:
+    with pytest.raises(RequestError, match="--temp"):
+        policy.resolve(cell={"hlg_gain": 0.3})
+    assert policy.resolve(notebook={"temp": 0.7}, cell={"hlg_gain": 0.3}).sampling().hlg == HlgSpec(gain=0.3)
+    assert policy.resolve(cell={"hlg_gain": 0.3, "temp": 0.0}).sampling().temp == 0.0, "a sweep may include greedy"
 
 
 def test_the_model_fills_only_fields_that_nobody_chose() -> None:

@@ -31,13 +31,14 @@ _LATE = "MLX was loaded before mlxnb, so its BLAS could not be chosen. To choose
 
 _lock = threading.Lock()
 _chosen: BlasChoice | None = None
+_first_mode = ""
 
 
 @dataclass(frozen=True, slots=True)
 class BlasChoice:
     """What MLX's CPU matrix products run on.
 
-    name: mkl, openblas, reference, accelerate, custom, preloaded or unknown. strict: mkl-strict was asked for.
+    name: mkl, openblas, reference, accelerate, custom or preloaded. strict: mkl-strict was asked for.
     cbwr_branch: MKL's reproducible branch in force, None if refused (not an Intel CPU) or not asked for.
     geometry_invariant: True if a row of a product does not depend on how many rows there are, None if nobody knows.
     note: one sentence for a person, "" if there is nothing to say.
@@ -52,21 +53,28 @@ class BlasChoice:
 
 
 def preload(mode: str = "auto") -> BlasChoice:
-    """Load the library that `mode` names, once per process; later calls return the first choice.
+    """Load the library that `mode` names, once per process; later calls return the first choice, and say so if they asked for another.
 
     mode: auto, mkl, mkl-strict, openblas, none, or a path. Call before anything imports MLX.
     Raises ModelError if a library was named and cannot be had.
     """
-    global _chosen
+    global _chosen, _first_mode
     with _lock:
-        if _chosen is not None:
-            return _chosen
-        if "mlx.core" in sys.modules:
-            found = _global_blas()
-            _chosen = BlasChoice("preloaded" if found else "unknown", found, note=_LATE)
-        else:
-            _chosen = _choose(mode)
+        if _chosen is None:
+            _chosen, _first_mode = _too_late(mode) if "mlx.core" in sys.modules else _choose(mode), mode
+        if mode not in ("auto", _first_mode):
+            return replace(_chosen, note=f"This process already computes with BLAS {_chosen.name}; blas={mode!r} needs a new kernel.")
         return _chosen
+
+
+def _too_late(mode: str) -> BlasChoice:
+    """MLX is loaded: what it computes with by now, or a refusal of a library that was named."""
+    if sys.platform == "darwin":
+        return BlasChoice("accelerate")
+    found = _global_blas()
+    if mode not in ("auto", "none") and found is None:
+        raise ModelError(f"MLX was loaded before mlxnb, so blas={mode!r} comes too late.", "Restart the kernel and load mlxnb first.")
+    return BlasChoice("preloaded", found, note=_LATE) if found else BlasChoice("reference", note=_LATE, geometry_invariant=True)
 
 
 def _choose(mode: str) -> BlasChoice:

@@ -121,7 +121,7 @@ class Engine:
         self._post(act, None)
         while not wait([answer], 1.0).done:
             if not self._thread.is_alive() and not answer.done():
-                raise EngineDead("The engine has stopped.", "Run the cell again to start a fresh one.")
+                raise self._obituary()
         return answer.result()
 
     def wake(self) -> None:
@@ -162,15 +162,20 @@ class Engine:
 
     def _post(self, action: Callable[[], None], work: Work | None) -> None:
         if not self.alive:
-            error = EngineDead("The engine has stopped.", "Run the cell again to start a fresh one.")
             if work is None:
-                raise error
-            work.fail(error)
+                raise self._obituary()
+            work.fail(self._obituary())
             return
         self._mail.put(action)
         if work is not None and not self.alive:
             # It stopped between the check and the put: nobody would read the mailbox.
-            work.fail(EngineDead("The engine has stopped.", "Run the cell again to start a fresh one."))
+            work.fail(self._obituary())
+
+    def _obituary(self) -> MlxnbError:
+        """Why no request can be served: the typed error that ended the engine, if that is what happened."""
+        if isinstance(self.error, MlxnbError):
+            return self.error
+        return EngineDead("The engine has stopped.", "Run the cell again to start a fresh one.")
 
     # -- engine thread: the loop ---------------------------------------------------------------------------------------
 
@@ -403,9 +408,9 @@ class Engine:
         if name is not None and not chosen:
             known = ", ".join(lane.resident.info.name for lane in resident if lane.resident) or "none"
             raise RequestError(f"No model {name!r} is loaded.", f"Loaded: {known}.")
-        busy = [lane for lane in chosen if not lane.idle]
-        if busy and name is not None:
-            raise RequestError(f"{name} is in use.", "Wait for its cells, or cancel them: %mlx cancel all.")
+        busy = [lane.resident.info.name for lane in chosen if lane.resident and not lane.idle]
+        if busy and (name is not None or len(busy) == len(chosen)):
+            raise RequestError(f"{', '.join(busy)} is in use.", "Wait for its cells, or cancel them: %mlx cancel all.")
         names = [lane.resident.info.name for lane in chosen if lane.resident and lane.idle]
         for lane in [lane for lane in chosen if lane.idle]:
             self._release(lane)

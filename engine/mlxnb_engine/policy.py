@@ -73,7 +73,8 @@ def resolve(
 ) -> Policy:
     """Later layers win, field by field. A layer has only what it sets.
 
-    Raises RequestError for a name that is no field and for a value out of range, in whichever layer it is; what a model's
+    Raises RequestError for a name that is no field, for a value out of range in whichever layer it is, and for an HLG curve in
+    the cell when no layer sets a temperature (greedy choice would ignore it); what a model's
     files say is untrusted and merely ignored if it is wrong.
     """
     values = dict(DEFAULTS)
@@ -87,6 +88,8 @@ def resolve(
         for name, value in given.items():
             check(name, value)
             values[name], source[name] = value, layer
+    if source["temp"] == "default" and any(source[name] == "cell" for name in _HLG):
+        raise RequestError("An HLG curve shapes sampling, and nothing here sets a temperature.", "Add one, for example --temp 0.7 (temp=0.7).")
     return Policy(values, source)
 
 
