@@ -19,6 +19,7 @@ from typing import Any, Literal, final
 import nh3
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
+from markdown_it.rules_block import StateBlock
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 
@@ -144,6 +145,23 @@ def _math_rule(state: StateInline, silent: bool) -> bool:
     return True
 
 
+_DEEP = 90
+"""markdown-it drops what is nested deeper than its limit. No text of a model may vanish, so just before that it becomes plain."""
+
+
+def _deep_rule(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    if state.level < _DEEP:
+        return False
+    if not silent:
+        state.push("deep", "", 0).content = state.getLines(start, end, 0, False)
+    state.line = end
+    return True
+
+
+def _render_deep(renderer: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
+    return f"<p>{_inert(tokens[index].content)}</p>"
+
+
 def _render_math(renderer: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
     return _broken_macros(html.escape(tokens[index].content, quote=False))
 
@@ -160,6 +178,9 @@ def _render_image(renderer: RendererHTML, tokens: list[Token], index: int, optio
 @cache
 def _markdown() -> MarkdownIt:
     md = MarkdownIt("commonmark", {"html": False, "breaks": True}).enable(["table", "strikethrough"])
+    md.options["maxNesting"] = _DEEP + 10
+    md.block.ruler.before("table", "deep", _deep_rule)
+    md.add_render_rule("deep", _render_deep)
     md.inline.ruler.before("escape", "math", _math_rule)
     md.add_render_rule("math", _render_math)
     md.add_render_rule("text", _render_text)

@@ -233,3 +233,10 @@ def test_deep_or_open_constructs_render_to_something_safe(value: str) -> None:
 def test_a_very_long_answer_is_preformatted_and_complete() -> None:
     value = "**word** " * (sanitize.MAX_MARKDOWN_CHARS // 9 + 10)
     assert str(markdown_to_html(value)) == str(preformatted(value))
+
+
+@pytest.mark.parametrize("mark", ["> ", ">", "- ", "1. ", "> - "])
+@pytest.mark.parametrize("depth", [5, 25, 80, 120, 1000])
+def test_no_text_vanishes_however_deep_it_is_nested(mark: str, depth: int) -> None:
+    html = str(markdown_to_html(mark * depth + "treasure\n\nafter"))
+    assert "treasure" in html and "after" in html
