@@ -4,32 +4,59 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import threading
 from collections.abc import Iterable, Mapping
 from typing import Any, Unpack
 
 from mlxnb_engine.client import CompletionClient
+from mlxnb_engine.config import DTYPES
 from mlxnb_engine.errors import RequestError
 from mlxnb_engine.types import CompletionRequest, Message
 
+from . import notices
 from .ask import Options, Prompt, build_request, check_names, checked_text, prompt_text
-from .run import LoadRun, Run, RunGroup, finish_all
+from .run import LoadRun, Run, RunGroup, finish_all, stop_all
 
 
-def load(name: str | None = None, dtype: str | None = None, *, client: CompletionClient | None = None) -> LanguageModel:
+def load(name: str | os.PathLike[str] | None = None, dtype: str | None = None, *, client: CompletionClient | None = None) -> LanguageModel:
     """Load a model and wait until it is resident. None: the default model.
 
-    name: an mlx-community repository, a directory, a GGUF file. dtype: overrides the type of the weights.
+    name: a repository of the Hugging Face Hub, a directory, a GGUF file. dtype: overrides the type of the weights.
     In a notebook a progress line shows. An interrupt stops the load. Raises RequestError or ModelError with what to do next.
     """
     from .runtime import client as shared
 
+    model = _model_name(name)
+    if dtype is not None and dtype not in DTYPES:
+        raise RequestError(f"dtype={dtype!r} is not a choice.", f"Choose one of: {', '.join(DTYPES)}.")
     engine = client if client is not None else shared()
-    run = LoadRun(engine.load(name or "", dtype))
-    if not run.wait(0.3):
+    run = LoadRun(engine.load(model, dtype))
+    try:
+        soon = run.wait(0.3)
+    except KeyboardInterrupt as stop:
+        stop_all([run], stop)
+        raise
+    if not soon:
         _show_load(run)
     run.result()
-    return LanguageModel(name or "", dtype, engine)
+    if _in_ipython():
+        notices.tell(engine)
+    return LanguageModel(model, dtype, engine)
+
+
+def _model_name(name: object) -> str:
+    shown = os.fspath(name) if isinstance(name, os.PathLike) else name
+    if shown is None or isinstance(shown, str):
+        return shown or ""
+    raise RequestError(f"A model's name is text or a path, not {type(shown).__name__}.", 'For example load("owner/name").')
+
+
+def _in_ipython() -> bool:
+    """Whether IPython runs here, so that somebody reads what is printed; it is not imported to find out."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
 
 
 def _show_load(run: LoadRun) -> None:
@@ -111,6 +138,8 @@ class LanguageModel:
         """What the engine says of this model: name, weights, parameters, rows. {} while it is not resident."""
         models = self._client.status().get("models", [])
         named = [model for model in models if self.name in (model.get("name"), model.get("path"))]
+        if self.dtype is not None:  # there may be copies of one model in several types
+            named = [model for model in named if str(model.get("weights", "")).startswith(self.dtype)] or named
         chosen = named or (models[:1] if not self.name else [])
         return dict(chosen[0]) if chosen else {}
 
@@ -121,6 +150,7 @@ class LanguageModel:
 
     def request(self, prompt: Prompt, options: Mapping[str, Any]) -> CompletionRequest:
         """The request that these options make, validated. Raises RequestError (UnknownOption for a wrong keyword)."""
+        check_names(options)
         return build_request(prompt, {**options, "model": self.name, "dtype": self.dtype})
 
     def _submit(self, request: CompletionRequest, labels: Mapping[str, Any]) -> list[Run]:

@@ -54,6 +54,20 @@ class Options(TypedDict, total=False):
 
 
 OPTION_NAMES: tuple[str, ...] = tuple(Options.__annotations__)
+_ELSEWHERE = {
+    "samples": "In Python it is n.",
+    "no_template": "In Python it is template=False.",
+    "temperature": "It is temp.",
+    "max_new_tokens": "It is max_tokens.",
+    "top_logprobs": "It is logprobs.",
+    "model": "Another model: mlxnb.load(NAME).",
+    "dtype": "The type of the weights: mlxnb.load(NAME, dtype=TYPE).",
+    "each": "Many prompts: batch([...]).",
+    "sweep": "Several values: one call for each, with wait=False.",
+    "bg": "To return at once: wait=False.",
+    "view": "How it is shown: run.show(VIEW).",
+}
+"""Names that mean something in a cell or in another library, and what takes their place here."""
 
 
 class UnknownOption(RequestError, TypeError):
@@ -92,9 +106,8 @@ def check_names(options: Mapping[str, Any]) -> None:
     for name in options:
         if name not in OPTION_NAMES:
             near = difflib.get_close_matches(name, OPTION_NAMES, n=1, cutoff=0.5)
-            raise UnknownOption(
-                f"There is no option {name!r}.", f"Did you mean {near[0]!r}?" if near else f"Options are {', '.join(OPTION_NAMES)}."
-            )
+            guess = f"Did you mean {near[0]!r}?" if near else f"Options are {', '.join(OPTION_NAMES)}."
+            raise UnknownOption(f"There is no option {name!r}.", _ELSEWHERE.get(name, guess))
 
 
 def _value(name: str, value: Any) -> Any:
@@ -127,6 +140,8 @@ def _messages(prompt: Prompt, system: str | None) -> tuple[Message, ...]:
         if turns[0].role == "system":
             raise RequestError("There are two system messages.", "Give either system= or a first message with role 'system'.")
         turns.insert(0, Message("system", checked_text(system, "system")))
+    if not turns[-1].content.strip():
+        raise RequestError("The prompt is empty.", "Write what the model should answer.")
     return tuple(turns)
 
 

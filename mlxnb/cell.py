@@ -65,6 +65,9 @@ def plan(cell: Cell, body: str, notebook: Mapping[str, Any], namespace: Mapping[
     planned: list[Planned] = []
     for item in items:
         body_text, system_text, prefill = (insert.insert(part, {**namespace, **item.names}) for part in parts)
+        if not body_text.strip() and not cell.get("no_template"):
+            where = f"item {item.names['index']!r} of --each {cell.given['each']}" if "each" in cell.given else "this cell"
+            raise RequestError(f"The prompt of {where} is empty once its variables are filled in.", "Write what the model should answer.")
         prompt = Prompt(body_text, None if system is None or cell.get("no_template") else system_text, prefill)
         for point in points:
             request = _request(prompt, policy.resolve(notebook=notebook, cell={**base, **point}), bool(cell.get("no_template")))
@@ -115,11 +118,12 @@ def _items(source: str, namespace: Mapping[str, Any]) -> list[Item]:
     try:
         value = insert.evaluate(source, namespace)
     except RequestError as error:
-        raise RequestError(f"--each {source}: {error.message}", error.hint) from error
+        raise RequestError(f"--each {source}: {error.message}", _quoted(source) or error.hint) from error
     kind = type(value).__name__
     if isinstance(value, (str, bytes, Mapping)) or not hasattr(value, "__iter__"):
         raise RequestError(f"--each {source} is a {kind}, not a list, Series or DataFrame.", f"For one item: a list, [{source}].")
     labels: Iterable[Any] = itertools.count()
+    indexed = hasattr(value, "index") and (hasattr(value, "columns") or hasattr(value, "to_list"))
     if hasattr(value, "columns") and hasattr(value, "to_dict"):
         labels, value = list(value.index), value.to_dict("records")
     elif hasattr(value, "index") and hasattr(value, "to_list"):
@@ -127,17 +131,25 @@ def _items(source: str, namespace: Mapping[str, Any]) -> list[Item]:
     elements = list(itertools.islice(value, MAX_ROWS + 1))
     if not elements:
         raise RequestError(f"--each {source} is empty.", "There is nothing to ask.")
+    if (unknown := insert.undefined(elements)) is not None:
+        hint = _quoted(source) or insert.near(unknown, namespace) or "Define it in an earlier cell."
+        raise RequestError(f"--each {source}: `{unknown}` is not defined.", hint)
     if len(elements) > MAX_ROWS:
         raise RequestError(f"--each {source} has more than {MAX_ROWS} items.", f"Take a part: --each '{source}[:{MAX_ROWS}]'.")
-    return [_item(label, element) for label, element in zip(labels, elements, strict=False)]
+    return [_item(label, element, indexed) for label, element in zip(labels, elements, strict=False)]
 
 
-def _item(label: Any, element: Any) -> Item:
+def _quoted(source: str) -> str:
+    """The option line takes the quotes away from a list that is written in it."""
+    return """Put a list in quotes: --each '["Oslo", "Rome"]'.""" if source.startswith(("[", "(")) else ""
+
+
+def _item(label: Any, element: Any, indexed: bool) -> Item:
+    """indexed: the label is that of a Series or DataFrame, and a column of the result, by which it can be joined back."""
     names: dict[str, Any] = {"item": element, "index": label}
-    if not isinstance(element, Mapping):
-        return Item(names, {"item": element})
-    columns = {str(key): value for key, value in element.items()}
-    return Item({**names, **{key: value for key, value in columns.items() if key.isidentifier()}}, columns)
+    columns = {str(key): value for key, value in element.items()} if isinstance(element, Mapping) else {"item": element}
+    names |= {key: value for key, value in columns.items() if key.isidentifier()}
+    return Item(names, {"index_" if "index" in columns else "index": label, **columns} if indexed else columns)
 
 
 def _must_use(parts: list[list[insert.Part]], item: Item, source: str) -> None:

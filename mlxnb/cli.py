@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mlxnb", description="Language models in Jupyter. In a notebook: %%load_ext mlxnb")
+    parser = argparse.ArgumentParser(prog="mlxnb", description="Language models in Jupyter. In a notebook: %load_ext mlxnb")
     parser.add_argument("--version", action="version", version=f"mlxnb {_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     fetch.set_defaults(command=_fetch)
 
     demo = commands.add_parser("demo", help="run a notebook here and show each answer as it streams")
-    demo.add_argument("notebook", nargs="?", metavar="NOTEBOOK", default="examples/01_quickstart.ipynb", help="default: %(default)s")
+    demo.add_argument("notebook", nargs="?", metavar="NOTEBOOK", help="default: the quickstart that comes with mlxnb")
     demo.add_argument("--output", metavar="FOLDER", default=OUTPUT_DIR, help="where the results go (default: %(default)s)")
     demo.set_defaults(command=_demo)
     return parser
@@ -146,10 +146,14 @@ def _demo(arguments: argparse.Namespace) -> int:
         from . import demo
     except ModuleNotFoundError as error:
         raise RequestError(f"The demo needs {error.name}, which is not installed.", 'Install it with: pip install "mlxnb[lab]"') from error
+    notebook = Path(arguments.notebook) if arguments.notebook else demo.quickstart()
+    demo.read(notebook)  # a wrong name is said before anything is fetched
     settings = config.resolve()
     if settings.model is None:
         fetch_model(settings)
-    print(f"Running {arguments.notebook}; the first answer waits until the model is loaded.")
-    executed, page, good = demo.run(Path(arguments.notebook), Path(arguments.output))
+    print(f"Running {notebook}; the first answer waits until the model is loaded.", flush=True)
+    # The quickstart may lie among installed packages, which is no place to work in.
+    folder = notebook.resolve().parent if arguments.notebook else Path.cwd()
+    executed, page, good = demo.run(notebook, Path(arguments.output), folder=folder)
     print(f"\n{'Done.' if good else 'A cell failed; what ran until then is kept.'}\n  notebook  {executed}\n  web page  {page}")
     return 0 if good else 1

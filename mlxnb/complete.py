@@ -11,7 +11,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMa
 from mlxnb_engine import policy
 from mlxnb_engine.errors import RequestError
 
-from . import options, runtime
+from . import describe, options, runtime
 from .linemagic import COMMANDS
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Completer:
         if option.choices:
             return option.choices
         if option.name == "model":
-            return [*runtime.resident_models(), *runtime.models_on_disk()]
+            return [*describe.resident_models(), *_disk_names()]
         if option.name == "each":
             return [name for name in self._names() if _is_list(self._magics.shell.user_ns[name])]
         if option.name == "sweep":
@@ -106,8 +106,8 @@ class Completer:
         if not words:
             return COMMANDS
         return {
-            "load": lambda: [*runtime.models_on_disk(), "--dtype"] if words[-1] != "--dtype" else options.DTYPES,
-            "unload": runtime.resident_models,
+            "load": lambda: [*_disk_names(), "--dtype"] if words[-1] != "--dtype" else options.DTYPES,
+            "unload": describe.resident_models,
             "cancel": lambda: ["all", *self._running()],
             "wait": self._running,
             "config": self._settings,
@@ -121,6 +121,10 @@ class Completer:
         from .magic import NOTEBOOK_FIELDS
 
         return [f"{name}=" for name in dict.fromkeys([*NOTEBOOK_FIELDS, *(entry.field for entry in runtime.config().describe())])]
+
+
+def _disk_names() -> list[str]:
+    return [name for name, _ in describe.models_on_disk()]
 
 
 def _in_braces(text: str) -> bool:

@@ -33,20 +33,28 @@ _GROUP = re.compile(r"\[[^\n]*\]\n")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def run(notebook: Path, output: Path, screen: TextIO | None = None) -> tuple[Path, Path, bool]:
+def quickstart() -> Path:
+    """The example notebook: inside the installed package, beside the packages in a checkout."""
+    here = Path(__file__).resolve().parent
+    places = [folder / "examples" / "01_quickstart.ipynb" for folder in (here, here.parent)]
+    return next((path for path in places if path.is_file()), places[0])
+
+
+def run(notebook: Path, output: Path, screen: TextIO | None = None, folder: Path | None = None) -> tuple[Path, Path, bool]:
     """Execute `notebook` in a kernel of this environment, print it to `screen`, write it into `output`.
 
+    folder: where its code runs; by default where the notebook lies.
     Gives the executed notebook, the HTML page and whether every cell succeeded. A cell that fails ends the run; what was
     done until then is written all the same. Raises RequestError for a notebook that cannot be read or a folder that cannot
     be written, EngineDead if the kernel dies, KeyboardInterrupt when interrupted.
     """
-    book = _read(notebook)
+    book = read(notebook)
     try:
         output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RequestError(f"{output} cannot be made: {error.strerror}.", "Name another folder with --output.") from error
     manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
-    client = StreamingClient(book, manager, CellPrinter(screen or sys.stdout), notebook.resolve().parent)
+    client = StreamingClient(book, manager, CellPrinter(screen or sys.stdout), folder or notebook.resolve().parent)
     good = True
     with tempfile.TemporaryFile() as log:  # the kernel's own warnings belong in no cell
         try:
@@ -68,7 +76,8 @@ def run(notebook: Path, output: Path, screen: TextIO | None = None) -> tuple[Pat
     return executed, page, good
 
 
-def _read(notebook: Path) -> Any:
+def read(notebook: Path) -> Any:
+    """The notebook, checked. Raises RequestError."""
     try:
         book = nbformat.read(str(notebook), as_version=4)
         nbformat.validate(book)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from IPython.core.getipython import get_ipython
 
-from .render import Renderer, check_view
+from .render import STOP_HINT, Renderer, check_view
 from .routing import Route, is_batch, is_terminal, route_here
 from .run import Run, RunGroup
 from .sanitize import bundle, preformatted
@@ -66,6 +66,10 @@ class Publication:
         self.problem: Exception | None = None
         if screen is None:
             self._over.set()
+
+    @property
+    def view(self) -> str:
+        return self._renderer.view
 
     @property
     def over(self) -> bool:
@@ -192,14 +196,24 @@ _PUBLISHER = Publisher()
 atexit.register(_PUBLISHER.stop)
 
 
-def publish(target: Run | RunGroup, *, view: str = "answer", background: bool = False, shell: Any = None) -> Publication:
+def publish(
+    target: Run | RunGroup,
+    *,
+    view: str = "answer",
+    background: bool = False,
+    shell: Any = None,
+    stop_hint: str | None = None,
+    errors: bool = True,
+) -> Publication:
     """Show a run or a group in the executing cell and keep it up to date until it ends.
 
     background: nobody will wait in this cell, so something is shown at once even where interim updates are off.
+    stop_hint: how to stop it, if not as usual. errors: False where the cell raises the error of the target, which shows it.
     Batch execution gets the final bundle only; a terminal gets its own live view; outside IPython nothing is shown.
     Raises RequestError for an unknown view.
     """
-    renderer = Renderer(target, check_view(view))
+    hint = stop_hint or ("its cancel() stops it" if background else STOP_HINT)
+    renderer = Renderer(target, check_view(view), stop_hint=hint, errors=errors)
     shell = shell if shell is not None else get_ipython()
     if view == "none" or shell is None:
         return Publication(renderer, None, quiet=True)

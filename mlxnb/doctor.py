@@ -21,7 +21,7 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 
 from mlxnb_engine import config, fetch, locate
-from mlxnb_engine.errors import RequestError
+from mlxnb_engine.errors import ModelError, RequestError
 
 Level = Literal["ok", "warn", "bad"]
 Backend = dict[str, Any]
@@ -39,7 +39,12 @@ INSTALL_BACKEND = 'pip install "mlxnb[cpu]" (any Linux machine) or pip install "
 _PROBE = """
 import json, os, sys, time
 from mlxnb_engine import blas
-choice = blas.preload(sys.argv[1])
+from mlxnb_engine.errors import MlxnbError
+try:
+    choice = blas.preload(sys.argv[1])
+except MlxnbError as error:
+    print(json.dumps({"error": error.message, "fix": error.hint, "part": "blas"}), flush=True)
+    os._exit(0)
 import mlx.core as mx
 a, b = mx.random.normal((512, 512)), mx.random.normal((512, 512))
 def seconds():
@@ -65,7 +70,7 @@ class Finding:
 def report(settings: config.RuntimeConfig | None = None, probe: Callable[[str], Backend] | None = None) -> dict[str, Any]:
     """Look at everything; JSON-able. `ok` is False if a finding is bad.
 
-    settings: resolved from the environment unless given. probe: BLAS mode -> what MLX says, or {"error": sentence}.
+    settings: resolved from the environment unless given. probe: BLAS mode -> what MLX says, or what `probe_backend` says instead.
     """
     found: list[Finding] = []
     if settings is None:
@@ -118,18 +123,22 @@ def render(result: dict[str, Any]) -> str:
 
 
 def probe_backend(blas: str) -> Backend:
-    """Load MLX in a child process with this BLAS mode and run one product; {"error": sentence} if that fails."""
+    """Load MLX in a child process with this BLAS mode and run one product.
+
+    If that fails: {"error": sentence}, with "fix" if its remedy is known and "part" "blas" if MLX itself was not reached.
+    """
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE, blas], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False, cwd=_importable()
         )
     except subprocess.TimeoutExpired:
-        return {"error": f"MLX did not answer within {PROBE_TIMEOUT_S:.0f} seconds."}
+        fix = "Look once more when the machine has less to do."
+        return {"error": f"MLX did not answer within {PROBE_TIMEOUT_S:.0f} seconds.", "fix": fix}
     except OSError as error:
-        return {"error": f"{sys.executable} could not be started: {error}."}
+        return {"error": f"{sys.executable} could not be started: {error}.", "fix": "Free some memory or processes, then look once more."}
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"the process ended with code {done.returncode}"]
-        return {"error": last[0].removeprefix("mlxnb_engine.errors.ModelError: ")}
+        return {"error": last[0]}
     answer: Backend = json.loads(done.stdout.strip().splitlines()[-1])
     return answer
 
@@ -170,7 +179,7 @@ def _backend(backend: Backend, versions: dict[str, str]) -> Iterator[Finding]:
         fix = f"Install one: {INSTALL_BACKEND}."
         if present:
             fix = f"Reinstall it: pip install --force-reinstall --no-deps mlx {present[0]}"
-        yield Finding("backend", "bad", backend["error"], fix)
+        yield Finding(backend.get("part", "backend"), "bad", backend["error"], backend.get("fix") or fix)
         return
     yield Finding("backend", "ok", f"MLX {backend['version']} on {backend['device']}, {backend['gflops']} GFLOP/s in a float32 product")
     if backend["device"] == "cpu":
@@ -202,14 +211,15 @@ def _requirements() -> Iterator[Finding]:
     except importlib.metadata.PackageNotFoundError:
         yield Finding("packages", "warn", "mlxnb runs from source and is not installed", "In the checkout: pip install -e .")
         return
-    wrong = []
+    wrong, repairs = [], []
     for need in wanted:
         if need.marker is None or need.marker.evaluate({"extra": ""}):
             version = _version(need.name)
             if version is None or not need.specifier.contains(version, prereleases=True):
                 wrong.append(f"{need.name}{need.specifier} (here: {version or 'missing'})")
+                repairs.append(f'"{need.name}{need.specifier}"')
     if wrong:
-        yield Finding("packages", "bad", ", ".join(wrong), "Repair them with: pip install --upgrade mlxnb")
+        yield Finding("packages", "bad", ", ".join(wrong), f"Repair them with: pip install {' '.join(repairs)}")
     else:
         yield Finding("packages", "ok", "every required package is there in a version that fits")
 
@@ -231,7 +241,14 @@ def _cache(settings: config.RuntimeConfig) -> Iterator[Finding]:
 
 def _default_model(settings: config.RuntimeConfig, models: list[dict[str, Any]]) -> Iterator[Finding]:
     if settings.model is not None:
-        yield Finding("default model", "ok", f"{settings.model}, named by MLXNB_MODEL")
+        where = "named by MLXNB_MODEL" if settings.sources.get("model") == "env" else "set with %mlx config"
+        try:
+            here = locate.look(settings.model, settings) is not None
+        except ModelError as error:
+            yield Finding("default model", "bad", f"{error.message.rstrip('.')} ({where})", error.hint)
+        else:
+            later = "" if here else "; not on disk yet, the first use asks the Hugging Face Hub for it"
+            yield Finding("default model", "ok", f"{settings.model}, {where}{later}")
     elif any(model["source"] == "embedded" for model in models):
         yield Finding("default model", "ok", "on disk; no network needed")
     elif settings.offline:

@@ -117,6 +117,13 @@ def evaluate(source: str, namespace: Mapping[str, Any], where: str = "") -> Any:
         raise RequestError(f"{_shown(source)}{where} failed: {_reason(error)}.") from error
 
 
+def undefined(values: Iterable[Any]) -> str | None:
+    """The name of the first value that is an unknown name: a list may hold one without failing."""
+    from jinja2.runtime import Undefined
+
+    return next((str(value._undefined_name) for value in values if isinstance(value, Undefined)), None)
+
+
 def names_in(parts: Iterable[Part]) -> set[str]:
     """Every variable that the expressions read."""
     from jinja2 import meta

@@ -25,6 +25,11 @@ DOUBLE_S = 1.0
 _last_interrupt = float("-inf")
 
 
+def say_instead(error: BaseException, text: str) -> None:
+    """Make IPython show this one exception as `text` instead of a traceback. Elsewhere nothing changes."""
+    error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]
+
+
 class Tail:
     """The handler after an interrupted cell. Within DOUBLE_S a signal stops all answers and raises nothing; a later one puts
     the handler from before the cell back and goes to it. (A kernel sets its own for the next cell anyway.)

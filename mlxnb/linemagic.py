@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,8 +12,8 @@ from mlxnb_engine import events as ev
 from mlxnb_engine import policy
 from mlxnb_engine.errors import RequestError
 
-from . import options, runtime
-from .interrupts import Guard
+from . import describe, notices, options, runtime
+from .interrupts import Guard, say_instead
 
 if TYPE_CHECKING:
     from mlxnb_engine.session import Generation
@@ -77,68 +78,20 @@ def _status(magics: MLXMagics, words: list[str]) -> None:
     _at_most(words, 0, "status")
     here = runtime.current()
     state = here.status() if here is not None else {}
-    lines = [_engine_line(state)]
+    lines = describe.engine_lines(state)
     limits = state.get("limits") or {}
     if limits:
         lines.append("limits   " + ", ".join(f"{name} {'auto' if value is None else value}" for name, value in limits.items()))
-    lines += _loading_lines(state.get("loading"))
+    lines += describe.loading_lines(state.get("loading"))
     models = state.get("models") or []
-    lines += ["", *_table(("model", "weights", "rows", "queue", "KV"), [_model_row(model) for model in models])] if models else []
+    rows = [describe.model_row(model) for model in models]
+    lines += ["", *describe.table(("model", "weights", "rows", "queue", "KV"), rows)] if models else []
     live = [run for run in _known_runs(magics) if not run.done]
     if live:
-        rows = [(run.id, run.status, str(run.token_count), _short(run.prompt)) for run in live]
-        lines += ["", *_table(("running", "", "tokens", "prompt"), rows)]
+        running = [(run.id, "stopping" if run.stopping else run.status, str(run.token_count), describe.short(run.prompt)) for run in live]
+        lines += ["", *describe.table(("running", "", "tokens", "prompt"), running)]
+    lines += ["", "`%mlx config` lists every setting and where it comes from."]
     _say(*lines)
-
-
-def _engine_line(state: dict[str, Any]) -> str:
-    if not state:
-        return "engine   not started; the first %%mlx cell starts it"
-    backend = state.get("backend") or {}
-    facts = [str(state.get("state", "unknown"))]
-    facts += [f"{label}{backend[key]}" for key, label in (("device", ""), ("blas", "BLAS "), ("mlx", "MLX ")) if backend.get(key)]
-    problem = f" ({state['error']})" if state.get("error") else ""
-    return "engine   " + " · ".join(facts) + problem
-
-
-def _loading_lines(loading: Any) -> list[str]:
-    entries = loading if isinstance(loading, list) else [loading] if loading else []
-    lines = []
-    for entry in entries:
-        if isinstance(entry, dict):
-            done, total = entry.get("done") or 0, entry.get("total") or 0
-            part = f" {_size(done)} of {_size(total)}" if total else ""
-            lines.append(f"loading  {entry.get('name') or 'the default model'}: {entry.get('phase', '')}{part}")
-        else:
-            lines.append(f"loading  {entry}")
-    return lines
-
-
-def _model_row(model: dict[str, Any]) -> tuple[str, ...]:
-    kv = model.get("kv_bytes")
-    return (
-        str(model.get("name") or "the default model"),
-        str(model.get("weights", "")),
-        str(model.get("rows", "")),
-        str(model.get("queue", "")),
-        _size(kv) if isinstance(kv, (int, float)) else "",
-    )
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in (head, *rows)]
-
-
-def _size(count: float) -> str:
-    from .render import size
-
-    return size(count)
-
-
-def _short(text: str) -> str:
-    line = " ".join(text[:200].split())
-    return line if len(line) <= 48 else line[:45] + "..."
 
 
 def _known_runs(magics: MLXMagics) -> list[Run]:
@@ -160,7 +113,9 @@ def _load(magics: MLXMagics, words: list[str]) -> None:
         finally:
             progress.end()
     generation.raise_for_error()
-    _say(f"Loaded {_described(client.status(), generation.request.model)}.")
+    weights = generation.terminal.usage.get("weights", "") if isinstance(generation.terminal, ev.Finished) else ""
+    _say(f"Loaded {describe.described(client.status(), generation.request.model, weights)}.")
+    notices.tell(client)
 
 
 def _load_words(words: list[str]) -> tuple[str | None, str | None]:
@@ -199,7 +154,7 @@ class _Progress:
         self._seen += len(events)
         news = [event for event in events if isinstance(event, ev.LoadProgress)]
         if news:
-            part = f" {_size(news[-1].done)} of {_size(news[-1].total)}" if news[-1].total else ""
+            part = f" {describe.size(news[-1].done)} of {describe.size(news[-1].total)}" if news[-1].total else ""
             self._write(f"{news[-1].phase}{part}")
         if events and not self._generation.done:
             time.sleep(PROGRESS_S)
@@ -216,32 +171,23 @@ class _Progress:
             print("\r" + " " * self._width + "\r", end="", flush=True)
 
 
-def _described(state: dict[str, Any], name: str) -> str:
-    models = {str(model.get("name")): model for model in state.get("models") or []}
-    model = models.get(name) or (list(models.values())[-1] if models and not name else {})
-    facts = [str(model["weights"])] if model.get("weights") else []
-    if isinstance(model.get("parameters"), int):
-        facts.append(f"{model['parameters'] / 1e6:,.0f} M parameters")
-    if isinstance(model.get("weight_bytes"), int):
-        facts.append(_size(model["weight_bytes"]))
-    if model.get("context_length"):
-        facts.append(f"context of {model['context_length']:,} tokens")
-    return (str(model.get("name") or name) or "the default model") + (": " + ", ".join(facts) if facts else "")
-
-
 def _unload(magics: MLXMagics, words: list[str]) -> None:
     _at_most(words, 1, "unload [NAME]")
     here = runtime.current()
+    before = here.status() if here is not None else {}
     gone = here.unload(words[0] if words else None) if here is not None else []
+    after = here.status() if here is not None else {}
     if words and not gone:
         raise RequestError(f"{words[0]!r} is not loaded.", _near_model(words[0]))
-    _say("Unloaded " + ", ".join(name or "the default model" for name in gone) + "." if gone else "No model was loaded.")
+    if not gone and after.get("models"):
+        raise RequestError("Every model that is loaded is in use.", "Wait for its cells, or stop them: %mlx cancel all.")
+    _say(f"Unloaded {describe.gone(gone, before, after)}." if gone else "No model was loaded.")
 
 
 def _near_model(name: str) -> str:
     from .insert import near
 
-    loaded = runtime.resident_models()
+    loaded = describe.resident_models()
     return near(name, loaded, 0.4) or (f"Loaded: {', '.join(loaded)}." if loaded else "No model is loaded.")
 
 
@@ -250,9 +196,9 @@ def _models(magics: MLXMagics, words: list[str]) -> None:
     here = runtime.current()
     loaded = (here.status().get("models") or []) if here is not None else []
     head = ("loaded", "weights", "rows", "queue", "KV")
-    lines = _table(head, [_model_row(model) for model in loaded]) if loaded else ["No model is loaded."]
-    disk = runtime.models_on_disk()
-    lines += ["", "on disk", *(f"  {name}" for name in disk)] if disk else []
+    lines = describe.table(head, [describe.model_row(model) for model in loaded]) if loaded else ["No model is loaded."]
+    disk = [(name, "" if count is None else describe.size(count)) for name, count in describe.models_on_disk()]
+    lines += ["", *(describe.table(("on disk", ""), disk) if disk else ["No model is on disk; the first prompt fetches the default one."])]
     lines += ["", f"default  {magics.notebook_layer().get('model') or 'the embedded model'}; change it: %mlx config model=NAME"]
     _say(*lines)
 
@@ -279,22 +225,34 @@ def _cancel(magics: MLXMagics, words: list[str]) -> None:
 def _wait(magics: MLXMagics, words: list[str]) -> None:
     """Wait for background cells, make sure their outputs are final, and raise the error of one that failed."""
     from .magic import raise_failures
+    from .routing import is_terminal
+    from .terminal import print_result
 
     wanted = [shown for shown in magics.background if not words or set(words) & {r.request.id for r in shown.runs}]
     if words and not wanted:
         raise RequestError(f"No background cell is called {' or '.join(words)}.", "`%mlx status` lists what is running.")
     runs = [run for shown in wanted for run in shown.runs]
+    terminal = is_terminal(magics.shell)
     # An interrupt here ends the waiting, not the answers: they belong to other cells. A second one stops everything.
     with Guard(runtime.client().cancel if runs else lambda: None) as guard:
-        guard.wait([run.generation for run in runs], cancel=False)
+        try:
+            guard.wait([run.generation for run in runs], cancel=False)
+        except KeyboardInterrupt as stop:
+            say_instead(stop, "KeyboardInterrupt: no longer waiting; the answers go on, `%mlx cancel` stops them.")
+            raise
         for shown in wanted:
             shown.publication.finish()
+            if terminal:
+                print_result(shown.result, shown.publication.view, errors=len(runs) > 1)
     magics.background = [shown for shown in magics.background if shown not in wanted]
     if not runs:
         _say("Nothing is running in the background.")
         return
-    raise_failures(runs)
-    _say(f"{len(runs)} answer{'s' * (len(runs) != 1)} done.")
+    stopped = [run for run in runs if run.finish_reason == "cancelled" and run.generation.cancel_requested]  # the person's own wish
+    raise_failures([run for run in runs if run not in stopped], shown=terminal)
+    done = len(runs) - len(stopped)
+    parts = [f"{done} answer{'s' * (done != 1)} done"] if done or not stopped else []
+    _say(", ".join([*parts, *([f"{len(stopped)} stopped"] if stopped else [])]) + ".")
 
 
 # -- doctor, config, help --------------------------------------------------------------------------------------------------
@@ -304,7 +262,9 @@ def _doctor(magics: MLXMagics, words: list[str]) -> None:
     _at_most(words, 0, "doctor")
     from . import doctor
 
-    _say(doctor.render(doctor.report(runtime.config())))
+    # The model of this notebook's cells, wherever it was named.
+    settings = dataclasses.replace(runtime.config(), model=magics.notebook_layer().get("model"))
+    _say(doctor.render(doctor.report(settings)))
 
 
 def _config(magics: MLXMagics, words: list[str]) -> None:
@@ -347,7 +307,7 @@ def _config_lines(magics: MLXMagics) -> list[str]:
         for entry in runtime.config().describe()
         if entry.field not in NOTEBOOK_FIELDS
     ]
-    tables = [*_table(("cells", "value", "from"), rows), "", *_table(("engine", "value", "from"), engine)]
+    tables = [*describe.table(("cells", "value", "from"), rows), "", *describe.table(("engine", "value", "from"), engine)]
     return [*tables, "", "Change: %mlx config temp=0.7 max_tokens=200     Unset: %mlx config temp="]
 
 
@@ -358,7 +318,7 @@ def _source(chosen: policy.Policy, name: str) -> str:
 
 
 def _shown(value: Any) -> str:
-    return "-" if value is None or value == "" else _short(str(value))
+    return "-" if value is None or value == "" else describe.short(str(value))
 
 
 def _help(magics: MLXMagics, words: list[str]) -> None:

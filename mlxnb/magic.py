@@ -14,8 +14,8 @@ from traitlets import TraitError, TraitType
 from mlxnb_engine import policy
 from mlxnb_engine.errors import MlxnbError, RequestError, error_from
 
-from . import options, runtime
-from .interrupts import Guard
+from . import notices, options, runtime
+from .interrupts import Guard, say_instead
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -114,11 +114,13 @@ class MLXMagics(Magics):
     mlx.__doc__ = options.help_text() + "\n\n`%mlx help` lists the commands of the line magic."
 
     def _cell(self, line: str, cell: str) -> None:
+        from .routing import is_terminal
+
         parsed = options.parse(line)
         if parsed.get("help"):
             print(options.help_text())
             return
-        body = typed_body(cell, self.raw_cell)
+        body = typed_body(cell, self.raw_cell, is_terminal(self.shell))
         if not body.strip() and not (body and parsed.get("no_template")):
             print(options.USAGE)
             raise RequestError("This cell has no prompt.", "Write it below the %%mlx line; `%%mlx --help` lists the options.")
@@ -129,11 +131,12 @@ class MLXMagics(Magics):
     def _ask(self, parsed: options.Cell, planned: Sequence[Planned]) -> None:
         """Submit all requests of a cell at once, show them, and wait unless it is a background cell."""
         from .display import publish
-        from .routing import is_batch
+        from .routing import is_batch, is_terminal
         from .run import RunGroup
 
         client = runtime.client()
-        background = bool(parsed.get("bg")) and not is_batch(self.shell)
+        batch, terminal = is_batch(self.shell), is_terminal(self.shell)
+        background = bool(parsed.get("bg")) and not batch
         with Guard(client.cancel) as guard:
             runs = submit_all(client, planned)
             generations = [run.generation for run in runs]
@@ -141,16 +144,21 @@ class MLXMagics(Magics):
                 result: Run | RunGroup = runs[0] if len(runs) == 1 else RunGroup(runs)
                 self._store(result, parsed.get("out"))
                 view = parsed.get("view") or self.view or "answer"
-                publication = publish(result, view=view, background=background, shell=self.shell)
+                hint = cancel_hint(runs, terminal) if background else None
+                # A cell that waits raises the error of its one answer, which shows it.
+                errors = background or len(runs) > 1
+                publication = publish(result, view=view, background=background, shell=self.shell, stop_hint=hint, errors=errors)
             except BaseException:
                 cancel_all(generations)
                 raise
             if background and not guard.interrupted:
-                self.background = [shown for shown in self.background if not shown.result.done]
+                # In a terminal the answer of one that has ended is still to be printed.
+                self.background = [shown for shown in self.background if terminal or not shown.result.done]
                 self.background.append(Shown(result, publication))
                 return
             self._wait(guard, generations, publication)
-        raise_failures(runs)
+        notices.tell(client)
+        raise_failures(runs, shown=view != "none" and not batch)
 
     @staticmethod
     def _wait(guard: Guard, generations: list[Generation], publication: Publication) -> None:
@@ -197,8 +205,22 @@ def runs_of(result: Run | RunGroup) -> list[Run]:
     return [result] if isinstance(result, Run) else list(result)
 
 
-def raise_failures(runs: Sequence[Run]) -> None:
-    """Raise the typed error of the first run that failed, or was cancelled from elsewhere; say how many of a group did."""
+def cancel_hint(runs: Sequence[Run], terminal: bool) -> str:
+    """How to stop the answers of a background cell, by the ids that a person can type."""
+    ids = list(dict.fromkeys(run.request.id for run in runs))
+    words = " ".join(ids if len(ids) <= 3 else ids[:2] + ["..."])
+    stop = f"`%mlx cancel {words}` stops {'it' if len(runs) == 1 else 'them'}"
+    if len(ids) > 3:
+        stop = "`%mlx cancel all` stops everything that runs"
+    wait = f"`%mlx wait {words}` prints {'it' if len(runs) == 1 else 'them'}" if len(ids) <= 3 else "`%mlx wait` prints them"
+    return f"{wait}, {stop}" if terminal else stop
+
+
+def raise_failures(runs: Sequence[Run], shown: bool = False) -> None:
+    """Raise the typed error of the first run that failed, or was cancelled from elsewhere; say how many of a group did.
+
+    shown: each answer of a group stands above with its own error, so that the one raised for all repeats none.
+    """
     for run in runs:
         try:
             run.raise_for_error()
@@ -206,18 +228,24 @@ def raise_failures(runs: Sequence[Run]) -> None:
             if len(runs) == 1:
                 raise
             bad = sum(run.finish_reason in ("error", "cancelled") for run in runs)
-            message = f"{bad} of {len(runs)} answers did not end well; the others are kept. The first: {error.message}"
-            raise error_from(error.kind, message, error.hint) from None
+            count = f"{bad} of {len(runs)} answers did not end well" + ("; the others are kept." if bad < len(runs) else ".")
+            whole = error_from(error.kind, f"{count} The first: {error.message}", error.hint)
+            if shown:
+                show_plainly(whole, f"{type(whole).__name__}: {count}")
+            raise whole from None
 
 
 # -- the text of a cell ----------------------------------------------------------------------------------------------------
 
 
-def typed_body(cell: str, raw_cell: str) -> str:
+def typed_body(cell: str, raw_cell: str, terminal: bool = False) -> str:
     r"""The prompt as it was typed. IPython ends every cell with a line end: one "\n" goes unless the person typed it.
 
-    raw_cell: the text of the executing cell, if known.
+    raw_cell: the text of the executing cell, if known. terminal: there a blank line submits a cell, so none at its end is
+    part of the prompt, and the same prompt gets the same answer as in a notebook.
     """
+    if terminal:
+        return cell.rstrip("\n")
     return cell[:-1] if cell.endswith("\n") and not (cell != "\n" and raw_cell.endswith(cell)) else cell
 
 
@@ -246,11 +274,16 @@ take_cell.has_side_effects = True  # type: ignore[attr-defined]
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """A typed error inside is shown as its own words, without a traceback, and still stops "run all"."""
+    """A typed error or an interrupt inside is shown in its own words, without a traceback, and still stops "run all"."""
     try:
         yield
     except MlxnbError as error:
-        show_plainly(error, f"{type(error).__name__}: {error}")
+        if not hasattr(error, "_render_traceback_"):
+            show_plainly(error, f"{type(error).__name__}: {error}")
+        raise
+    except KeyboardInterrupt as stop:
+        if not hasattr(stop, "_render_traceback_"):
+            show_plainly(stop, "KeyboardInterrupt: stopped.")
         raise
 
 
@@ -260,7 +293,7 @@ def show_plainly(error: BaseException, text: str) -> None:
 
     shown = visible_text(text)
     error.args = tuple(visible_text(arg) if isinstance(arg, str) else arg for arg in error.args)
-    error._render_traceback_ = lambda: [shown]  # type: ignore[attr-defined]
+    say_instead(error, shown)
 
 
 # -- the extension ---------------------------------------------------------------------------------------------------------

@@ -185,6 +185,8 @@ def _number(name: str, metavar: str, text: str, *, whole: bool = False, none: bo
     return Option(name, ("--" + name.replace("_", "-"),), group, text, metavar, _maybe(read) if none else read)
 
 
+_EACH_HELP = """a list, Series or DataFrame: one prompt per {{ item }}; quote a list written here: '["Oslo", "Rome"]'"""
+
 OPTIONS: tuple[Option, ...] = (
     Option("model", ("-m", "--model"), "model", "a repository name, a directory or a GGUF file", "NAME", _nonempty),
     Option("dtype", ("--dtype",), "model", "weights in memory; by default what fits", "TYPE", _word(*DTYPES), choices=DTYPES),
@@ -206,7 +208,7 @@ OPTIONS: tuple[Option, ...] = (
     _number("presence_context_size", "N", "how many tokens back (20); 0 is all", whole=True),
     _number("frequency_penalty", "X", "subtract per occurrence", none=True),
     _number("frequency_context_size", "N", "how many tokens back (20); 0 is all", whole=True),
-    Option("logit_bias", ("--logit-bias",), "sampling", 'add to scores: 11=2.5,50256=-100 or {"11": 2.5}', "BIAS", _logit_bias),
+    Option("logit_bias", ("--logit-bias",), "sampling", "add to scores: 11=2.5,50256=-100 or '{\"11\": 2.5}'", "BIAS", _logit_bias),
     _number("hlg_gain", "M", "tone curve instead of temperature: slope (1/temp)", none=True),
     _number("hlg_width", "W", "tone curve: half width of the straight part, nats"),
     _number("hlg_toe", "B", "tone curve: softness below (1)"),
@@ -216,7 +218,7 @@ OPTIONS: tuple[Option, ...] = (
     _number("seed", "S", "same seed, same answer; sample i of -n uses S + i", whole=True, none=True),
     Option("stop", ("--stop",), "sampling", r"end before this text; \n and \t are understood; repeatable", "TEXT", _stop, repeat=True),
     Option("samples", ("-n", "--samples"), "many at once", "that many answers", "N", _int),
-    Option("each", ("--each",), "many at once", "a list, Series or DataFrame: one prompt per {{ item }}", "VAR", _nonempty),
+    Option("each", ("--each",), "many at once", _EACH_HELP, "VAR", _nonempty),
     Option("sweep", ("--sweep",), "many at once", "temp=0,.7,1 or temp=0:1:0.25; several make a grid", "KEY=VALUES", _sweep, repeat=True),
     Option("out", ("-o", "--out"), "result", "variable for the result (always in _mlx)", "NAME", _name),
     _number("logprobs", "K", "log probabilities of each token and its K likeliest rivals", whole=True, group="result"),

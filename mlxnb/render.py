@@ -30,6 +30,8 @@ MAX_CARDS = 12
 MAX_TOKEN_SPANS = 4000
 """A token costs about 250 bytes of HTML; beyond this many the rest of a token view is plain text."""
 STOP_HINT = "interrupt the kernel to stop"
+DEFAULT_MODEL = "the default model"
+"""The name of a model that nobody named, until the engine says which it is."""
 
 _PHASES = {
     "look up": "Looking up",
@@ -90,7 +92,7 @@ def progress_facts(run: Run) -> tuple[str, list[str], float]:
         speed = now.done / (now.t - run.phase_start) if now.t - run.phase_start >= 0.5 else 0.0
         figures += [f"{size(speed)}/s"] if speed else []
         left = _left(now.done, now.total, now.t - run.phase_start)
-        return f"{word} {run.model}", figures + ([left] if left else []), now.done / now.total if now.total else 0.0
+        return f"{word} {run.model or DEFAULT_MODEL}", figures + ([left] if left else []), now.done / now.total if now.total else 0.0
     if isinstance(now, ev.PrefillProgress):
         left = _left(now.done, now.total, now.t - run.phase_start)
         figures = [f"{now.done:,} of {now.total:,} tokens", *([left] if left else [])]
@@ -104,10 +106,10 @@ def progress_line(run: Run) -> str:
     return " · ".join([word, *figures])
 
 
-def _progress_html(run: Run) -> SafeHtml:
+def _progress_html(run: Run, stop_hint: str) -> SafeHtml:
     word, figures, fraction = progress_facts(run)
     facts = [el("span", "fact", figure) for figure in figures]
-    head = el("div", "bar", el("span", "state", el("span", "dot"), word), *facts, el("span", "hint", STOP_HINT))
+    head = el("div", "bar", el("span", "state", el("span", "dot"), word), *facts, el("span", "hint", stop_hint))
     return join([head, meter(fraction)])
 
 
@@ -129,12 +131,18 @@ def facts(run: Run) -> list[tuple[str, str]]:
         found.append(("TTFT", duration(first)))
     if run.done:
         found.append(("total", duration(run.elapsed_s)))
-    if run.seed is not None:
+    if run.seed is not None and _seed_matters(run):
         found.append(("seed", str(run.seed)))
     declined = usage.get("execution", {}).get("declined") if isinstance(usage.get("execution"), dict) else None
     if declined:
         found.append(("declined", ", ".join(map(str, declined))))
     return found
+
+
+def _seed_matters(run: Run) -> bool:
+    """A greedy answer draws nothing. Where the model itself may set a temperature, only a seed that somebody chose is shown."""
+    sampling = run.request.sampling
+    return sampling.temp > 0 or ("temp" in run.request.open_fields and sampling.seed is not None)
 
 
 def status_word(run: Run) -> str:
@@ -161,12 +169,16 @@ def _status_html(run: Run) -> SafeHtml:
 
 
 def _footer(run: Run, short: bool = False) -> SafeHtml:
-    parts = [] if short else [el("span", "chip", run.model, title=run.model)]
+    parts = [] if short else _chip(run)
     parts.append(_status_html(run))
     for label, figure in facts(run):
         if not (short and label in ("prompt", "TTFT", "seed", "declined")):
             parts.append(el("span", "fact", f"{label} ", el("span", "figure", figure)))
     return el("div", "foot", *parts)
+
+
+def _chip(run: Run) -> list[SafeHtml]:
+    return [el("span", "chip", run.model, title=run.model)] if run.model else []
 
 
 def _problem(run: Run) -> SafeHtml:
@@ -218,9 +230,12 @@ class Renderer:
     Owner: one thread at a time. `changed()` is cheap and tells whether `html()` would give anything new.
     """
 
-    def __init__(self, target: Run | RunGroup, view: str = "answer") -> None:
+    def __init__(self, target: Run | RunGroup, view: str = "answer", *, stop_hint: str = STOP_HINT, errors: bool = True) -> None:
+        """stop_hint: how to stop what runs. errors: False if whoever shows this raises the error of a failed run as well."""
         self.target = target
         self.view = check_view(view)
+        self.stop_hint = stop_hint
+        self.errors = errors
         self._bodies: dict[int, tuple[tuple[int, int], SafeHtml]] = {}
         self._shown: object = None
 
@@ -259,19 +274,22 @@ class Renderer:
 
     def _run(self, run: Run) -> SafeHtml:
         if isinstance(run, LoadRun) and run.done:
-            return el("div", "run", _problem(run), el("div", "bar", _status_html(run), el("span", "fact", load_line(run))))
+            return el("div", "run", self._problem(run), el("div", "bar", _status_html(run), el("span", "fact", load_line(run))))
         started = bool(run.text) or run.done
         if not started:
-            return el("div", "run", _progress_html(run))
+            return el("div", "run", _progress_html(run, self.stop_hint))
         body = self._body_of(0, run) if run.answer or run.tokens else _nothing(run)
-        return el("div", "run", body, _problem(run), _footer(run))
+        return el("div", "run", body, self._problem(run), _footer(run))
+
+    def _problem(self, run: Run) -> SafeHtml:
+        return _problem(run) if self.errors else join([])
 
     def _cards(self, group: RunGroup) -> SafeHtml:
         cards = []
         for index, run in enumerate(group):
             body = self._body_of(index, run) if run.text else _nothing(run) if run.done else el("span", "waiting", progress_line(run))
             head = el("div", "card_head", label_of(run, index))
-            cards.append(el("div", "card", head, el("div", "card_body", body), _problem(run), _footer(run, True)))
+            cards.append(el("div", "card", head, el("div", "card_body", body), self._problem(run), _footer(run, True)))
         return el("div", "run", el("div", "grid", *cards), self._summary(group))
 
     def _table(self, group: RunGroup) -> SafeHtml:
@@ -281,7 +299,7 @@ class Renderer:
         for index, run in enumerate(group):
             labels = {str(name): value for name, value in run.labels.items()} or {"#": index + 1}
             cells = [el("td", "td", short_value(labels.get(name, ""))) for name in names]
-            cells.append(el("td", "td_text", run.answer if run.text else "" if run.done else progress_line(run), _problem(run)))
+            cells.append(el("td", "td_text", run.answer if run.text else "" if run.done else progress_line(run), self._problem(run)))
             cells += [el("td", "td_number", f"{run.token_count:,}"), el("td", "td_number", f"{run.elapsed_s:.1f}")]
             lines.append(el("tr", None, *cells, el("td", "td", _status_html(run))))
         table = el("table", "table", el("thead", None, el("tr", None, *head)), el("tbody", None, *lines))
@@ -292,7 +310,7 @@ class Renderer:
             return el("div", "foot", "no runs")
         count, over = sum(run.token_count for run in group), sum(run.done for run in group)
         elapsed = max(run.elapsed_s for run in group)
-        parts = [el("span", "chip", group[0].model, title=group[0].model), el("span", "state", f"{over} of {len(group)}")]
+        parts = [*_chip(group[0]), el("span", "state", f"{over} of {len(group)}")]
         failed, stopped = (sum(run.status == status for run in group) for status in ("failed", "stopped"))
         parts += [el("span", "error", f"{failed} failed")] if failed else []
         parts += [el("span", "warn", f"{stopped} stopped")] if stopped else []
@@ -301,7 +319,7 @@ class Renderer:
             parts.append(el("span", "fact", "all rows ", el("span", "figure", f"{count / elapsed:.3g}\u2009tok/s")))
         parts.append(el("span", "fact", "total ", el("span", "figure", duration(elapsed))))
         if over < len(group):
-            parts.append(el("span", "hint", STOP_HINT))
+            parts.append(el("span", "hint", self.stop_hint))
         return el("div", "foot", *parts)
 
     def plain(self) -> str:
@@ -309,8 +327,8 @@ class Renderer:
         if self.view == "none":
             return ""
         if isinstance(self.target, Run):
-            return plain_run(self.target)
-        return "\n\n".join(f"[{label_of(run, index)}]\n{plain_run(run)}" for index, run in enumerate(self.target))
+            return plain_run(self.target, self.errors)
+        return "\n\n".join(f"[{label_of(run, index)}]\n{plain_run(run, self.errors)}" for index, run in enumerate(self.target))
 
     def mime(self) -> dict[str, str]:
         return bundle(self.html(), self.plain())
@@ -322,12 +340,12 @@ def _nothing(run: Run) -> SafeHtml:
 
 
 def load_line(run: Run) -> str:
-    return f"{run.model or 'default model'} · {duration(run.elapsed_s)}"
+    return f"{run.model or DEFAULT_MODEL} · {duration(run.elapsed_s)}"
 
 
-def plain_run(run: Run) -> str:
-    """The answer; while there is none the progress; with the reason after it if it failed."""
-    error = run.error
+def plain_run(run: Run, errors: bool = True) -> str:
+    """The answer; while there is none the progress; with the reason after it if it failed and `errors` asks for that."""
+    error = run.error if errors else None
     if error is not None:
         return "\n\n".join(part for part in (run.answer, f"{type(error).__name__}: {error}") if part)
     if isinstance(run, LoadRun) and run.done:
@@ -343,8 +361,9 @@ def short_value(value: Any) -> str:
 
 
 def label_of(run: Run, index: int) -> str:
-    """The labels as a heading: `temp 0.7, sample 2`."""
-    return ", ".join(f"{name} {short_value(value)}" for name, value in run.labels.items()) or f"sample {index}"
+    """The labels as a heading: `temp 0.7, sample 2`. The index of an item is for the frame; its other columns tell it here."""
+    labels = {name: value for name, value in run.labels.items() if name != "index"} or run.labels
+    return ", ".join(f"{name} {short_value(value)}" for name, value in labels.items()) or f"sample {index}"
 
 
 def run_bundle(run: Run, view: str = "answer") -> dict[str, str]:

@@ -122,7 +122,8 @@ def clock_of(shell: Any) -> CellClock:
 
 
 def is_terminal(shell: Any) -> bool:
-    return type(shell).__name__ == "TerminalInteractiveShell"
+    """IPython in a terminal, embedded or not."""
+    return any(kind.__name__ == "TerminalInteractiveShell" for kind in type(shell).__mro__)
 
 
 def is_batch(shell: Any) -> bool:

@@ -13,6 +13,7 @@ from mlxnb_engine.errors import MlxnbError, error_from
 from mlxnb_engine.session import Generation, Timing
 from mlxnb_engine.types import CompletionRequest
 
+from .interrupts import say_instead
 from .record import record, token_record
 
 if TYPE_CHECKING:
@@ -248,7 +249,11 @@ class Run:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until it is over or `timeout` seconds passed; whether it is over. Never raises the run's error."""
-        return self.generation.wait(timeout) is not None
+        try:
+            return self.generation.wait(timeout) is not None
+        except KeyboardInterrupt as stop:
+            say_instead(stop, "KeyboardInterrupt: no longer waiting; the answer goes on, `cancel()` stops it.")
+            raise
 
     def result(self) -> Run:
         """Wait for the end and raise the typed error of a failed run. An interrupt stops the run and is raised again."""
@@ -280,8 +285,8 @@ class Run:
                     yield event.text
                 elif isinstance(event, (ev.Finished, ev.Failed, ev.Cancelled)) and len(event.text) > sent:
                     yield event.text[sent:]
-        except KeyboardInterrupt:
-            self.cancel()
+        except KeyboardInterrupt as stop:
+            stop_all([self], stop)
             raise
         error = self.error
         if error is not None:
@@ -437,10 +442,16 @@ def finish_all(runs: Iterable[Run]) -> None:
     try:
         for run in waited:
             run.wait()
-    except KeyboardInterrupt:
-        for run in waited:
-            run.cancel()
-        deadline = time.monotonic() + 0.1
-        for run in waited:
-            run.wait(max(0.0, deadline - time.monotonic()))
+    except KeyboardInterrupt as stop:
+        stop_all(waited, stop)
         raise
+
+
+def stop_all(runs: Sequence[Run], stop: KeyboardInterrupt) -> None:
+    """Stop these runs because of an interrupt, give the step in flight 0.1 s to end, and spare the person our own stack."""
+    say_instead(stop, "KeyboardInterrupt: stopped; what was written so far is kept.")
+    for run in runs:
+        run.cancel()
+    deadline = time.monotonic() + 0.1
+    for run in runs:
+        run.generation.wait(max(0.0, deadline - time.monotonic()))

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, TextIO
 
 from .display import Screen
 from .render import Renderer, facts, label_of, plain_run, progress_line, status_word
-from .run import Run
+from .run import Run, RunGroup
 from .sanitize import visible_text
 
 LIVE_LINES = 12
 """Lines of a growing answer that the live view shows; the whole answer is printed at the end, where it can scroll."""
 
 
+DOUBTFUL = 0.5
+"""A token less likely than this stands out in the token view."""
+
+
 def footer(run: Run) -> str:
-    return " · ".join([run.model, status_word(run), *(f"{label} {figure}" for label, figure in facts(run))])
+    name = [run.model] if run.model else []
+    return " · ".join([*name, status_word(run), *(f"{label} {figure}" for label, figure in facts(run))])
+
+
+def token_line(run: Run) -> str:
+    """The tokens with a bar between them, so that one sees where they end."""
+    return "|".join(token.text for token in run.tokens)
 
 
 class PlainScreen:
@@ -33,18 +44,21 @@ class PlainScreen:
 
     def draw(self, renderer: Renderer, final: bool) -> None:
         if isinstance(renderer.target, Run):
-            self._stream(renderer.target, final)
+            self._stream(renderer.target, renderer, final)
         else:
             for index, run in enumerate(renderer.runs):
                 if run.done and index not in self._printed:
                     self._printed.add(index)
-                    self._put(f"[{label_of(run, index)}]\n{plain_run(run)}\n({footer(run)})\n\n")
+                    error = f"\n{type(run.error).__name__}: {run.error}" if run.error is not None and renderer.errors else ""
+                    answer = token_line(run) + error if renderer.view == "tokens" else plain_run(run, renderer.errors)
+                    self._put(f"[{label_of(run, index)}]\n{answer}\n({footer(run)})\n\n")
 
-    def _stream(self, run: Run, final: bool) -> None:
-        seen = visible_text(run.answer) if run.text or final else ""
+    def _stream(self, run: Run, renderer: Renderer, final: bool) -> None:
+        answer = token_line(run) if renderer.view == "tokens" else run.answer
+        seen = visible_text(answer) if run.text or final else ""
         fresh, self._written = seen[self._written :], max(self._written, len(seen))
         if final:
-            error = run.error
+            error = run.error if renderer.errors else None
             problem = f"\n{type(error).__name__}: {error}" if error is not None else ""
             fresh += f"{problem}\n({footer(run)})\n"
         self._put(fresh)
@@ -105,15 +119,29 @@ class RichScreen:
             if renderer.target is not run:
                 parts.append(Text(visible_text(label_of(run, index)), style="bold"))
             if renderer.view == "tokens":
-                parts.append(Text.assemble(*((visible_text(t.text), "underline" if i % 2 else "") for i, t in enumerate(run.tokens))))
+                parts.append(RichScreen._tokens(run))
             elif renderer.view == "raw":
                 parts.append(Text(visible_text(run.answer)))
             else:
                 parts.append(Markdown(visible_text(run.answer), hyperlinks=False))
-            if run.error is not None:
+            if run.error is not None and renderer.errors:
                 parts.append(Text(visible_text(f"{type(run.error).__name__}: {run.error}"), style="bold red"))
             parts.append(Text(visible_text(footer(run)), style="dim"))
         return Group(*parts)
+
+    @staticmethod
+    def _tokens(run: Run) -> Any:
+        """Every token between dim bars; one that was doubtful, if its probability was captured, in yellow with its share."""
+        from rich.text import Text
+
+        line = Text()
+        for index, token in enumerate(run.tokens):
+            line.append("|" if index else "", style="dim")
+            share = None if token.logprob is None else math.exp(min(0.0, token.logprob))
+            doubtful = share is not None and share < DOUBTFUL
+            line.append(visible_text(token.text), style="yellow" if doubtful else "")
+            line.append(f"({share:.0%})" if doubtful else "", style="dim")
+        return line
 
     def _stop(self) -> None:
         if self._started:
@@ -136,10 +164,10 @@ class QuietScreen:
     def draw(self, renderer: Renderer, final: bool) -> None:
         if not self._announced:
             self._announced = True
-            self._plain._put(f"Running in the background: {', '.join(run.id for run in renderer.runs)}. `%mlx wait` waits for it.\n")
+            self._plain._put(f"Running in the background: {', '.join(run.id for run in renderer.runs)}; {renderer.stop_hint}.\n")
         if final:
             for run in renderer.runs:
-                self._plain._put(f"\n{run.id} ended: {footer(run)}\n")
+                self._plain._put(f"\n{run.id} ended: {status_word(run)}\n")
 
     def close(self) -> None:
         pass
@@ -157,3 +185,14 @@ def terminal_screen(background: bool = False, out: TextIO | None = None) -> Scre
         return PlainScreen(out) if screen._console.is_dumb_terminal else screen
     except Exception:  # a closed or strange stdout, or a rich that cannot start there
         return PlainScreen(out)
+
+
+def print_result(target: Run | RunGroup, view: str, errors: bool, out: TextIO | None = None) -> None:
+    """Print a target that has ended, as a cell that had waited for it would."""
+    if view == "none":
+        return
+    screen = terminal_screen(out=out)
+    try:
+        screen.draw(Renderer(target, view, errors=errors), True)
+    finally:
+        screen.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -363,3 +364,81 @@ def test_a_finished_call_leaves_no_thread_behind(made: Any) -> None:
         if thread.name == "mlxnb-await":
             thread.join(5)
     assert not any(thread.name == "mlxnb-await" for thread in threading.enumerate())
+
+
+# -- what a newcomer types -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [3, b"m", ["m"], object()])
+def test_a_models_name_that_is_no_text_is_refused(made: Any, name: Any) -> None:
+    client, _ = made()
+    with pytest.raises(RequestError, match="text or a path, not"):
+        load(name, client=client)
+
+
+def test_a_models_name_may_be_a_path_and_a_wrong_dtype_is_refused(made: Any, tmp_path: Any) -> None:
+    client, _ = made()
+    assert load(tmp_path, client=client).name == str(tmp_path)
+    with pytest.raises(RequestError, match="float32, bfloat16"):
+        load("tiny", "int3", client=client)
+
+
+@pytest.mark.parametrize("prompt", ["", " \n", [{"role": "user", "content": "x"}, {"role": "user", "content": ""}]])
+def test_an_empty_prompt_is_refused_as_in_a_cell(made: Any, prompt: Any) -> None:
+    client, lm = made()
+    for ask in (lm.generate, lm.stream, lambda text: lm.batch(["x", text])):
+        with pytest.raises(RequestError, match="prompt is empty"):
+            ask(prompt)
+    if isinstance(prompt, str):
+        with pytest.raises(RequestError, match="prompt is empty"):
+            lm.chat(system="S").send(prompt)
+    assert not client.requests
+    assert build_request(" ", {"template": False}).text == " ", "white space is a text to go on from"
+
+
+@pytest.mark.parametrize(
+    "name, says",
+    [
+        ("samples", "is n."),
+        ("no_template", "template=False"),
+        ("temperature", "is temp."),
+        ("max_new_tokens", "is max_tokens."),
+        ("model", "mlxnb.load(NAME)"),
+        ("dtype", "dtype=TYPE"),
+        ("each", "batch("),
+        ("bg", "wait=False"),
+    ],
+)
+def test_a_name_from_elsewhere_is_told_what_it_is_here(made: Any, name: str, says: str) -> None:
+    client, lm = made()
+    asks: list[Any] = [partial(lm.generate, "x"), partial(lm.stream, "x"), partial(lm.batch, ["x"]), lm.chat]
+    for ask in asks:
+        with pytest.raises(UnknownOption) as caught:
+            ask(**{name: 2})
+        assert says in caught.value.hint
+    assert not client.requests
+
+
+def test_copies_of_one_model_in_two_types_are_told_apart(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, _ = made()
+    copies = [{"name": "fake", "weights": weights} for weights in ("float32", "bfloat16 (from Q4_1)")]
+    monkeypatch.setattr(client, "status", lambda: {"models": copies})
+    assert LanguageModel("fake", "bfloat16", client).info["weights"].startswith("bfloat16")
+    assert LanguageModel("fake", None, client).info["weights"] == "float32"
+
+
+def test_an_interrupt_at_the_start_of_a_load_stops_it(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlxnb_engine.session import Generation
+
+    client, _ = made()
+    generation = Generation(build_request("x", {}))
+    monkeypatch.setattr(client, "load", lambda model, dtype: generation)
+
+    def interrupted(self: Run, timeout: float | None = None) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        load("tiny", client=client)
+    assert generation.cancel_requested
+    assert len(caught.value._render_traceback_()) == 1  # type: ignore[attr-defined]

@@ -29,7 +29,8 @@ import mlx.core as mx
 a, b = mx.random.normal((9, 96), key=mx.random.key(1)), mx.random.normal((96, 160), key=mx.random.key(2))
 whole, exact = a @ b, (a[:, :, None] * b[None]).sum(axis=1)
 print(json.dumps({
-    **asdict(choice), "again": [again.name, again.path, again.note], "served_by": blas._global_blas(), "error": mx.abs(whole - exact).max().item(),
+    **asdict(choice), "again": [again.name, again.path, again.note], "served_by": blas._global_blas(),
+    "error": mx.abs(whole - exact).max().item(),
     "rows_equal": all(mx.array_equal((a[:n] @ b), whole[:n]).item() for n in range(1, 10)),
 }))
 """

@@ -97,6 +97,45 @@ def test_python_dash_m_runs_the_command() -> None:
     assert done.returncode == 2 and "usage: mlxnb" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_help_names_the_magic_as_it_is_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    assert " %load_ext mlxnb" in capsys.readouterr().out
+
+
+def test_a_demo_of_a_notebook_that_is_not_there_says_only_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fetched(settings: object, name: str | None = None) -> Path:
+        raise AssertionError("a model was fetched for nothing")
+
+    monkeypatch.setattr(cli, "fetch_model", fetched)
+    assert cli.main(["demo", str(tmp_path / "nosuch.ipynb")]) == 1
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("mlxnb: There is no notebook")
+
+
+def test_the_demo_without_a_name_is_the_quickstart_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Path, Path | None]] = []
+
+    def run(notebook: Path, output: Path, screen: Any = None, folder: Path | None = None) -> tuple[Path, Path, bool]:
+        seen.append((notebook, folder))
+        return notebook, notebook, True
+
+    monkeypatch.setattr(demo, "run", run)
+    monkeypatch.setattr(cli, "fetch_model", lambda settings, name=None: Path())
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["demo"]) == 0
+    assert cli.main(["demo", str(QUICKSTART)]) == 0
+    assert seen == [(QUICKSTART, tmp_path), (QUICKSTART, QUICKSTART.parent)]
+
+
+def test_no_hint_of_what_the_shell_runs_too_speaks_of_cells() -> None:
+    for name in ("fetch", "hub", "locate", "loader", "template"):
+        source = (ROOT / "engine" / "mlxnb_engine" / f"{name}.py").read_text("utf-8")
+        assert "the cell" not in source.lower(), name
+
+
 # -- progress ------------------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Interacti
     ip.user_ns.update(question="q", questions=["a"], frame=pandas.DataFrame({"city": [1], "not a name": [2]}), _private=1, number=3)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("MLXNB_CACHE_DIR", str(tmp_path / "cache"))
     (tmp_path / "tiny.gguf").touch()
     yield ip
     ip.extension_manager.unload_extension("mlxnb")

@@ -16,14 +16,15 @@ from mlxnb import display, render
 from mlxnb.display import INTERVAL_S, RENDER_SHARE, CellScreen, Publication, Publisher, publish
 from mlxnb.render import MAX_CARDS, VIEWS, Renderer, duration, label_of, progress_line, size
 from mlxnb.run import LoadRun, Run, RunGroup
+from mlxnb.sanitize import STYLES
 from mlxnb_engine import events as ev
 from mlxnb_engine.errors import ModelError, RequestError
 from mlxnb_engine.session import Generation
 from mlxnb_engine.types import CompletionRequest, RequestId, SamplingSpec
 
 
-def log(model: str = "m", prefill: str = "", clock: Any = None) -> Generation:
-    request = CompletionRequest(RequestId("r"), model, text="p", prefill=prefill)
+def log(model: str = "m", prefill: str = "", clock: Any = None, **fields: Any) -> Generation:
+    request = CompletionRequest(RequestId("r"), model, text="p", prefill=prefill, **fields)
     return Generation(request) if clock is None else Generation(request, 0, clock)
 
 
@@ -293,7 +294,7 @@ def test_plain_text_is_the_answer_itself_with_its_prefill() -> None:
 
 def test_the_footer_says_model_counts_speed_first_token_end_and_seed() -> None:
     clock = Clock()
-    generation = log(clock=clock)
+    generation = log(clock=clock, sampling=SamplingSpec(temp=0.7))
     generation.emit(lambda seq, t: ev.Started(seq, t, "SmolLM", 9, 7, True))
     clock.now += 0.074
     say(generation, "a")
@@ -307,6 +308,61 @@ def test_the_footer_says_model_counts_speed_first_token_end_and_seed() -> None:
     assert facts["seed"] == "7" and facts["total"] == "1.1\u2009s" and facts["answer"] == "4\u2009tokens"
     html = Renderer(Run(generation)).mime()["text/html"]
     assert "SmolLM" in html and "length limit reached" in html
+
+
+@pytest.mark.parametrize(
+    "sampling, open_fields, shown",
+    [
+        (SamplingSpec(), ("temp",), False),  # nobody chose anything: 20 digits that mean nothing to a greedy answer
+        (SamplingSpec(seed=5), (), False),
+        (SamplingSpec(temp=0.7), (), True),
+        (SamplingSpec(seed=5), ("temp",), True),  # the model may have a temperature of its own
+    ],
+)
+def test_the_footer_shows_a_seed_only_where_it_may_matter(sampling: SamplingSpec, open_fields: tuple[str, ...], shown: bool) -> None:
+    generation = log(sampling=sampling, open_fields=open_fields)
+    generation.emit(lambda seq, t: ev.Started(seq, t, "m", 9, 12345678901234567890, False))
+    end(generation, "x")
+    run = Run(generation)
+    assert ("seed" in dict(render.facts(run))) is shown
+    assert run.seed == 12345678901234567890
+
+
+def test_a_background_display_says_how_to_stop_it_and_not_to_interrupt(shell: Shell) -> None:
+    runs = [Run(log()) for _ in range(2)]
+    for target in (runs[0], RunGroup(runs)):
+        publish(target, background=True, shell=shell, stop_hint="`%mlx cancel c1` stops it")
+        html = shell.messages()[-1][2]["data"]["text/html"]
+        assert "`%mlx cancel c1` stops it" in html and render.STOP_HINT not in html
+    publish(runs[0], background=True, shell=shell)
+    assert "cancel() stops it" in shell.messages()[-1][2]["data"]["text/html"]
+    for run in runs:
+        end(run.generation, "x")
+
+
+def test_an_error_that_the_cell_raises_is_not_in_its_display_too() -> None:
+    generation = log(model="")
+    say(generation, "half")
+    generation.fail(ModelError("no finite score", "try float32"), "half")
+    run = Run(generation)
+    for target in (run, RunGroup([run, run]), RunGroup([run] * (MAX_CARDS + 1))):
+        bundle = Renderer(target, errors=False).mime()
+        for text in bundle.values():
+            assert "half" in text and "no finite score" not in text and "try float32" not in text
+        assert ">failed<" in bundle["text/html"]
+        assert "no finite score" in Renderer(target).mime()["text/plain"]
+
+
+def test_a_model_without_a_name_has_no_empty_chip() -> None:
+    generation = log(model="")
+    generation.emit(lambda seq, t: ev.LoadProgress(seq, t, "download", 1, 2))
+    assert progress_line(Run(generation)).startswith("Downloading the default model")
+    generation.fail(ModelError("gone"), "")
+    named = log(model="m")
+    end(named, "x")
+    for one, chips in ((generation, False), (named, True)):
+        for target in (Run(one), RunGroup([Run(one), Run(one)])):
+            assert (STYLES["chip"] in Renderer(target).mime()["text/html"]) is chips
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,6 @@ def test_a_missing_default_model_is_bad_only_when_it_cannot_be_fetched(tmp_path:
     assert finding(look(tmp_path), "default model")["level"] == "ok"
     found = finding(look(tmp_path, {"MLXNB_OFFLINE": "1"}), "default model")
     assert found["level"] == "bad" and "mlxnb fetch" in found["fix"]
-    assert finding(look(tmp_path, {"MLXNB_OFFLINE": "1", "MLXNB_MODEL": "other/model"}), "default model")["level"] == "ok"
     path = fetch.default_model_path(config.resolve({"HOME": "/", "MLXNB_CACHE_DIR": str(tmp_path / "cache")}))
     path.parent.mkdir(parents=True)
     path.write_bytes(b"x" * 7)
@@ -138,6 +137,7 @@ def test_a_version_that_does_not_fit_is_named(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: wanted)
     found = finding(look(tmp_path), "packages")
     assert found["level"] == "bad" and "numpy>=9999 (here: " in found["text"] and "nothing-like-this>=1 (here: missing)" in found["text"]
+    assert found["fix"].endswith('"numpy>=9999" "nothing-like-this>=1"'), "mlxnb itself may not be on an index"
     assert "packaging" not in found["text"] and "mkl" not in found["text"] and "winreg" not in found["text"]
 
 
@@ -148,8 +148,50 @@ def test_the_probe_loads_mlx_in_another_process_only() -> None:
     assert ("mlx.core" in sys.modules) == before
 
 
-def test_a_probe_that_fails_gives_its_last_line() -> None:
-    assert "is not a BLAS library" in doctor.probe_backend("/nonexistent/library.so")["error"]
+def test_a_blas_that_cannot_be_had_gets_the_remedy_of_that_setting_and_not_of_mlx(tmp_path: Path) -> None:
+    answer = doctor.probe_backend("/nonexistent/library.so")
+    assert "is not a BLAS library" in answer["error"]
+    result = look(tmp_path, backend=answer)
+    found = finding(result, "blas")
+    assert found["level"] == "bad" and "cblas_sgemm" in found["fix"] and "einstall" not in found["fix"] and not result["ok"]
+    assert [f for f in result["findings"] if f["name"] == "backend"] == []
+
+
+def test_a_probe_that_fails_gives_its_last_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_PROBE", "raise ImportError('libmlx.so is gone')")
+    assert doctor.probe_backend("auto")["error"] == "ImportError: libmlx.so is gone"
+
+
+# -- the model that a setting names --------------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_nowhere_is_bad(tmp_path: Path) -> None:
+    for name in ("nosuch", "./nosuch.gguf", str(tmp_path / "none")):
+        result = look(tmp_path, {"MLXNB_MODEL": name})
+        found = finding(result, "default model")
+        assert found["level"] == "bad" and name in found["text"] and "MLXNB_MODEL" in found["text"] and found["fix"]
+        assert "to put right" in doctor.render(result)
+
+
+def test_a_repository_that_is_not_here_is_bad_only_when_it_cannot_be_fetched(tmp_path: Path) -> None:
+    found = finding(look(tmp_path, {"MLXNB_MODEL": "other/model"}), "default model")
+    assert found["level"] == "ok" and "not on disk yet" in found["text"]
+    found = finding(look(tmp_path, {"MLXNB_MODEL": "other/model", "MLXNB_OFFLINE": "1"}), "default model")
+    assert found["level"] == "bad" and "offline" in found["text"]
+    assert finding(look(tmp_path, {"MLXNB_MODEL": fetch.EMBEDDED_NAME}), "default model")["level"] == "ok"
+
+
+def test_a_model_on_disk_is_looked_into(tmp_path: Path, tiny_model: Path) -> None:
+    found = finding(look(tmp_path, {"MLXNB_MODEL": str(tiny_model)}), "default model")
+    assert found["level"] == "ok" and "not on disk" not in found["text"]
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "config.json").write_text('{"model_type": "llama"}')
+    assert "no weights" in finding(look(tmp_path, {"MLXNB_MODEL": str(broken)}), "default model")["text"]
+    (broken / "model.safetensors").write_bytes(b"not a header")
+    assert finding(look(tmp_path, {"MLXNB_MODEL": str(broken)}), "default model")["level"] == "bad"
+    (tmp_path / "x.gguf").write_bytes(b"not a model")
+    assert finding(look(tmp_path, {"MLXNB_MODEL": str(tmp_path / "x.gguf")}), "default model")["level"] == "bad"
 
 
 def test_a_probe_that_hangs_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -271,15 +271,37 @@ def test_a_stopped_cell_shows_its_partial_answer_keeps_it_and_raises(shell: Inte
     assert shell.run_cell("%%mlx\nnext").success and shell.user_ns["_mlx"].text == "next "
 
 
-def test_an_interrupt_of_wait_leaves_background_answers_running(shell: InteractiveShell) -> None:
+def test_an_interrupt_of_wait_leaves_background_answers_running(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     client = FakeClient(hold=1)
     runtime.use(lambda settings: client)
     shell.run_cell("%%mlx --bg\none two")
     later(interrupt, lambda: interrupts.signal.getsignal(signal.SIGINT).__class__.__name__ == "method")
+    capsys.readouterr()
     assert isinstance(shell.run_cell("%mlx wait").error_in_exec, KeyboardInterrupt)
+    out = capsys.readouterr().out.strip()
+    assert "KeyboardInterrupt: no longer waiting; the answers go on" in out and len(out.splitlines()) == 1, out
     client.release()
     assert shell.run_cell("%mlx wait").success
     assert shell.user_ns["_mlx"].text == "one two "
+
+
+@pytest.mark.parametrize("call", ["lm.generate('one two')", "list(lm.stream('one two'))", "%mlx load slow"])
+def test_an_interrupted_call_shows_one_line_and_no_stack(shell: InteractiveShell, capsys: pytest.CaptureFixture[str], call: str) -> None:
+    from mlxnb.api import LanguageModel
+
+    client = FakeClient(hold=1)
+    runtime.use(lambda settings: client)
+    waiting = Generation(request("slow"))
+    client.load = lambda model, dtype=None: waiting  # type: ignore[method-assign]
+    shell.user_ns["lm"] = LanguageModel("fake", None, client)
+    if call.startswith("%"):
+        later(interrupt, lambda: signal.getsignal(signal.SIGINT).__class__.__name__ == "method")
+    else:
+        later(interrupt, lambda: bool(client.generations) and has_token(client.generations[0])())
+    result = shell.run_cell(call)
+    out = capsys.readouterr().out.strip()
+    assert isinstance(result.error_in_exec, KeyboardInterrupt)
+    assert len(out.splitlines()) == 1 and out.startswith("KeyboardInterrupt: stopped"), out
 
 
 # -- a kernel (R7) --------------------------------------------------------------------------------------------------------------

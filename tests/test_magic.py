@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pandas
@@ -14,8 +15,10 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from mlxnb import magic, runtime
 from mlxnb.run import Run, RunGroup
-from mlxnb_engine.errors import EngineDead, MlxnbError, ModelError, RequestError
-from mlxnb_engine.types import Message, SamplingSpec
+from mlxnb_engine import events as ev
+from mlxnb_engine.errors import Cancelled, EngineDead, MlxnbError, ModelError, RequestError
+from mlxnb_engine.session import Generation
+from mlxnb_engine.types import CompletionRequest, Message, RequestId, SamplingSpec
 
 Make = Callable[..., FakeClient]
 
@@ -386,6 +389,59 @@ def test_an_engine_that_dies_under_a_cell_ends_it_with_a_typed_error(shell: Inte
     refused(shell, "%%mlx\nhi there", EngineDead)
 
 
+def test_an_error_of_the_engine_is_shown_once(shell: InteractiveShell, engine: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    engine(failures=[Failure(ModelError("No finite score.", "Try float32."))])
+    for cell, count in (("%%mlx\none two", 1), ("%%mlx --view none\none two", 1), ("%%mlx -n 2\none two", 2)):
+        error = refused(shell, cell, ModelError)
+        assert "No finite score." in str(error) and "Try float32." in str(error)
+        assert shell.user_ns["_mlx"].wait(0)
+        assert capsys.readouterr().out.count("No finite score.") == count, "once for each answer that failed"
+
+
+def test_an_error_in_batch_execution_stays_whole_in_the_log(
+    shell: InteractiveShell, engine: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nbclient reports the traceback of the error and none of the displays."""
+    monkeypatch.setattr("mlxnb.routing.is_batch", lambda shell: True)
+    engine(failures=[Failure(ModelError("No finite score."))])
+    error = refused(shell, "%%mlx -n 2\none two", ModelError)
+    assert any("No finite score." in line for line in error._render_traceback_())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["%%mlx\n{{ nothing }}", "%%mlx --each v\n{{ item }}", "%%mlx --each v --system '{{ item }}'\n{{ nothing }}"],
+)
+def test_a_prompt_that_is_empty_once_filled_in_is_refused(shell: InteractiveShell, engine: Make, cell: str) -> None:
+    client = engine()
+    shell.user_ns.update(nothing=" ", v=["a", ""])
+    error = refused(shell, cell)
+    assert "empty" in str(error) and ("--each" not in cell or "--each v" in str(error))
+    assert not client.requests
+
+
+def test_a_list_without_quotes_is_told_to_get_some(shell: InteractiveShell, engine: Make) -> None:
+    client = engine()
+    error = refused(shell, """%%mlx --each ["Oslo","Rome"]\n{{ item }}""")
+    assert "`Oslo` is not defined" in str(error)
+    example = error.hint.partition(": ")[2].removesuffix(".")
+    run(shell, f"%%mlx {example}\n{{{{ item }}}}")
+    assert [prompt_of(request) for request in client.requests] == ["Oslo", "Rome"]
+
+
+def test_answers_can_be_joined_back_to_the_frame_they_came_from(shell: InteractiveShell, engine: Make) -> None:
+    engine()
+    frame = pandas.DataFrame({"city": ["Rome", "Oslo", "Bonn"]}, index=[7, 3, 5])
+    shell.user_ns.update(df=frame, s=frame["city"], own=frame.assign(index=["x", "y", "z"]), some=frame[frame["city"] != "Oslo"])
+    for name in ("df", "s"):
+        result = run(shell, f"%%mlx --each {name} -n 2\n{{{{ item }}}}").to_frame()
+        assert list(result["index"]) == [7, 7, 3, 3, 5, 5]
+    joined = frame.join(run(shell, "%%mlx --each some\n{{ city }}").to_frame().set_index("index")["text"])
+    assert joined["text"].fillna("none").tolist() == ["Rome ", "none", "Bonn "]
+    result = run(shell, "%%mlx --each own\n{{ index }}").to_frame()
+    assert list(result["index"]) == ["x", "y", "z"] and list(result["index_"]) == [7, 3, 5]
+
+
 # -- background, cancel, wait ----------------------------------------------------------------------------------------------------
 
 
@@ -441,6 +497,129 @@ def test_wait_raises_the_error_of_a_background_cell_once(shell: InteractiveShell
     run(shell, "%mlx wait")
 
 
+def test_a_cancel_of_ones_own_is_shown_as_stopping_and_is_no_error_of_wait(
+    shell: InteractiveShell, engine: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = engine()
+
+    def slow(request: CompletionRequest) -> list[Generation]:
+        """One token, and an engine that has not noticed yet what is asked of it."""
+        client.generations.append(Generation(request))
+        client.generations[-1].emit(lambda seq, t: ev.Tokens(seq, t, (ev.TokenRecord(7, "one", "sampled", t),), "one"))
+        return client.generations[-1:]
+
+    client.submit = slow  # type: ignore[method-assign]
+    first, second = (run(shell, "%%mlx --bg\none two") for _ in range(2))
+    run(shell, f"%mlx cancel {first.id}")
+    capsys.readouterr()
+    run(shell, "%mlx status")
+    lines = [line.split()[:2] for line in capsys.readouterr().out.splitlines()]
+    assert [first.id, "stopping"] in lines and [second.id, "running"] in lines
+    first.generation.emit(lambda seq, t: ev.Cancelled(seq, t, "one"))
+    second.generation.emit(lambda seq, t: ev.Finished(seq, t, "stop", "one", {}))
+    run(shell, "%mlx wait")
+    assert "1 answer done, 1 stopped." in capsys.readouterr().out
+
+
+def test_wait_for_answers_that_were_all_cancelled_says_so(
+    shell: InteractiveShell, engine: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine(hold=1)
+    run(shell, "%%mlx --bg -n 2\none two")
+    run(shell, "%mlx cancel all")
+    run(shell, "%mlx wait")
+    assert capsys.readouterr().out.endswith("2 stopped.\n")
+
+
+def test_a_row_that_somebody_else_stopped_is_still_an_error_of_wait(shell: InteractiveShell, engine: Make) -> None:
+    engine(hold=1)
+    result = run(shell, "%%mlx --bg\none two")
+    result.generation.fail(Cancelled("The model was unloaded."))
+    refused(shell, "%mlx wait", Cancelled)
+
+
+@pytest.mark.parametrize(
+    ("count", "requests", "says"),
+    [(1, 1, "`%mlx cancel c0` stops it"), (3, 1, "`%mlx cancel c0` stops them"), (3, 3, "`%mlx cancel c0 c1 c2` stops them")],
+)
+def test_a_background_cell_names_its_own_ids_to_stop_it(count: int, requests: int, says: str) -> None:
+    runs = [Run(Generation(CompletionRequest(RequestId(f"c{i % requests}"), "m", text="x"))) for i in range(count)]
+    assert magic.cancel_hint(runs, terminal=False) == says
+    assert magic.cancel_hint(runs, terminal=True).startswith("`%mlx wait c0")
+
+
+def test_a_background_cell_of_many_requests_has_a_short_hint(shell: InteractiveShell, engine: Make) -> None:
+    runs = [Run(Generation(CompletionRequest(RequestId(f"c{i}"), "m", text="x"))) for i in range(500)]
+    for terminal in (False, True):
+        assert len(magic.cancel_hint(runs, terminal)) < 100
+
+
+def test_the_display_of_a_background_cell_says_how_to_stop_that_cell(shell: InteractiveShell, engine: Make) -> None:
+    client = engine(hold=0)
+    result = run(shell, "%%mlx --bg\none two")
+    magics = shell.magics_manager.registry["MLXMagics"]
+    hint = magics.background[-1].publication._renderer.stop_hint
+    assert hint == f"`%mlx cancel {result.request.id}` stops it"
+    run(shell, hint.split("`")[1])
+    assert result.wait(5)
+    client.release()
+
+
+# -- a terminal ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def terminal(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> InteractiveShell:
+    """The same shell, taken for one in a terminal."""
+    for module in ("routing", "display"):
+        monkeypatch.setattr(f"mlxnb.{module}.is_terminal", lambda shell: True)
+    return shell
+
+
+def test_a_terminal_and_a_notebook_send_the_same_prompt(terminal: InteractiveShell, engine: Make) -> None:
+    client = engine()
+    for body in ("Why?\n", "Why?\n\n", "Why?"):
+        run(terminal, f"%%mlx\n{body}")
+    run(terminal, "%%mlx\n\nfirst\n\nlast  \n\n")
+    assert [prompt_of(request) for request in client.requests] == ["Why?"] * 3 + ["\nfirst\n\nlast  "]
+
+
+def test_an_embedded_terminal_is_a_terminal() -> None:
+    from IPython.terminal.interactiveshell import TerminalInteractiveShell
+
+    from mlxnb.routing import is_terminal
+
+    class Embedded(TerminalInteractiveShell):
+        """As IPython's own shell that `embed()` starts."""
+
+    assert is_terminal(Embedded.__new__(Embedded))
+    assert not is_terminal(InteractiveShell.__new__(InteractiveShell))
+
+
+def test_wait_prints_background_answers_in_a_terminal_once(
+    terminal: InteractiveShell, engine: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = engine(hold=1)
+    first = run(terminal, "%%mlx --bg\nfirst answer")
+    client.release()
+    assert first.wait(5)
+    second = run(terminal, "%%mlx --bg\nsecond answer")
+    assert f"`%mlx wait {second.request.id}` prints it" in capsys.readouterr().out
+    run(terminal, "%mlx wait")
+    out = capsys.readouterr().out
+    assert out.count("first answer") == 1 and out.count("second answer") == 1 and "2 answers done." in out
+    run(terminal, "%mlx wait")
+    assert "answer" not in capsys.readouterr().out
+
+
+def test_wait_in_a_terminal_shows_an_error_once(terminal: InteractiveShell, engine: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    engine(failures=[Failure(ModelError("No finite score."))])
+    run(terminal, "%%mlx --bg\none two")
+    refused(terminal, "%mlx wait", ModelError)
+    out = capsys.readouterr().out
+    assert out.count("No finite score.") == 1 and "one" in out
+
+
 # -- line commands -----------------------------------------------------------------------------------------------------------------
 
 
@@ -453,11 +632,12 @@ def test_wait_raises_the_error_of_a_background_cell_once(shell: InteractiveShell
         ("help cancel", ("stop running answers",)),
         ("wait --help", ("wait for --bg cells",)),
         ("status", ("not started",)),
-        ("models", ("No model is loaded", "default")),
+        ("models", ("No model is loaded", "default", "on disk")),
         ("unload", ("No model was loaded",)),
         ("cancel", ("Nothing is running",)),
         ("wait", ("Nothing is running",)),
-        ("config", ("max_tokens", "512", "max_rows", "temp=0.7")),
+        ("config", ("max_tokens", "512", "max_rows", "temp=0.7", "from")),
+        ("status", ("`%mlx config` lists every setting",)),
     ],
 )
 def test_line_commands_answer_without_starting_an_engine(
@@ -512,6 +692,88 @@ def test_load_status_and_unload_go_through_the_engine(shell: InteractiveShell, e
     assert [model["name"] for model in client.status()["models"]] == ["fake"]
     assert "not loaded" in str(refused(shell, "%mlx unload org/other"))
     assert "no model" in str(refused(shell, "%mlx load missing/x"))
+
+
+def test_unload_shows_that_a_model_is_in_use(shell: InteractiveShell, engine: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    client = engine()
+    run(shell, "%%mlx\nhi")
+
+    def in_use(model: str | None = None) -> list[str]:
+        raise RequestError("fake is in use.", "Wait for its cells, or cancel them: %mlx cancel all.")
+
+    client.unload = in_use  # type: ignore[method-assign]
+    for line in ("%mlx unload", "%mlx unload fake"):
+        assert "in use" in str(refused(shell, line))
+    client.unload = lambda model=None: []  # type: ignore[method-assign]
+    assert "in use" in str(refused(shell, "%mlx unload")), "a model that stays is not no model"
+    assert "No model was loaded" not in capsys.readouterr().out
+
+
+def test_unload_says_which_copies_it_dropped(shell: InteractiveShell, engine: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    client = engine()
+    run(shell, "%%mlx\nhi")
+    models = [{"name": "fake", "weights": weights} for weights in ("float32", "bfloat16 (from Q4_1)")]
+
+    def drop(model: str | None = None) -> list[str]:
+        gone = [entry["name"] for entry in models]
+        models.clear()
+        return gone
+
+    client.status = lambda: {"state": "ready", "models": list(models)}  # type: ignore[method-assign]
+    client.unload = drop  # type: ignore[method-assign]
+    capsys.readouterr()
+    run(shell, "%mlx models")
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("fake")]
+    assert len(rows) == 2 and "float32" in rows[0] and "bfloat16" in rows[1]
+    run(shell, "%mlx unload fake")
+    assert "Unloaded fake (float32), fake (bfloat16 (from Q4_1))." in capsys.readouterr().out
+
+
+def test_a_note_on_the_blas_is_in_the_status_and_below_the_first_answer_only(
+    shell: InteractiveShell, engine: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlxnb.notices._told", set())
+    client = engine()
+    status = client.status
+    note = "MLX was loaded \x1b[2J before mlxnb."
+    client.status = lambda: {**status(), "backend": {"device": "cpu", "blas_note": note}}  # type: ignore[method-assign]
+    said = []
+    for cell in ("%%mlx\nhi", "%%mlx\nhi", "%mlx load fake", "%mlx status", "import mlxnb; lm = mlxnb.load()"):
+        run(shell, cell)
+        out = capsys.readouterr().out
+        assert "\x1b" not in out
+        said.append(out.count("MLX was loaded"))
+    assert said == [1, 0, 0, 1, 0]
+    for cell in ("%mlx load fake", "import mlxnb; lm = mlxnb.load()"):
+        monkeypatch.setattr("mlxnb.notices._told", set())
+        run(shell, cell)
+        assert capsys.readouterr().out.count("mlxnb: MLX was loaded") == 1
+
+
+def test_models_on_disk_are_listed_before_an_engine_starts(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from mlxnb_engine import fetch
+
+    monkeypatch.setenv("MLXNB_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    run(shell, "%mlx models")
+    assert "No model is on disk" in capsys.readouterr().out
+    default = fetch.default_model_path(runtime.config())
+    default.parent.mkdir(parents=True)
+    default.write_bytes(b"x" * 5000)
+    (tmp_path / "own.gguf").touch()
+    run(shell, "%mlx models")
+    out = capsys.readouterr().out
+    assert "on disk" in out and f"{fetch.EMBEDDED_NAME}  5\u2009kB" in out and "./own.gguf" in out
+
+
+def test_doctor_in_a_notebook_looks_at_the_model_of_its_cells(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    run(shell, "%mlx config model=nosuch")
+    run(shell, "%mlx doctor")
+    out = capsys.readouterr().out
+    assert "There is no model 'nosuch' (set with %mlx config)" in out and "to put right" in out
 
 
 def test_status_shows_whatever_an_engine_tells(shell: InteractiveShell, engine: Make, capsys: pytest.CaptureFixture[str]) -> None:

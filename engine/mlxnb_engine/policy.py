@@ -89,7 +89,7 @@ def resolve(
             check(name, value)
             values[name], source[name] = value, layer
     if source["temp"] == "default" and any(source[name] == "cell" for name in _HLG):
-        raise RequestError("An HLG curve shapes sampling, and nothing here sets a temperature.", "Add one, for example --temp 0.7 (temp=0.7).")
+        raise RequestError("An HLG curve shapes sampling, and nothing here sets a temperature.", "Add one: --temp 0.7 (temp=0.7).")
     return Policy(values, source)
 
 

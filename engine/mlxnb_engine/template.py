@@ -183,7 +183,7 @@ def _ended(code: int | None, error: Exception, limits: Limits) -> ModelError:
             f"The chat template ran for more than {limits.cpu_s:g} s and was stopped.",
             "It may be broken or hostile: use --no-template, or another model.",
         )
-    return ModelError(f"The process for chat templates ended (exit code {code}).", "Run the cell again, or use --no-template.")
+    return ModelError(f"The process for chat templates ended (exit code {code}).", "Try again, or leave the template out (--no-template).")
 
 
 class ChatTemplate:
