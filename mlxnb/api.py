@@ -113,6 +113,8 @@ class LanguageModel:
         """
         if isinstance(prompts, str):
             raise RequestError("batch() takes a list of prompts, not one string.", "Use generate(prompt) for one prompt.")
+        if not isinstance(prompts, Iterable):
+            raise RequestError(f"batch() takes a list of prompts, not {type(prompts).__name__}.", 'For example ["2+2?", "3*3?"].')
         requests = [self.request(prompt, options) for prompt in prompts]
         runs: list[Run] = []
         try:

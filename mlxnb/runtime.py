@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from mlxnb_engine.errors import RequestError
+from mlxnb_engine.errors import EngineDead, RequestError
 from mlxnb_engine.types import RequestId
 
 if TYPE_CHECKING:
@@ -24,13 +24,22 @@ _ENDED = ("dead", "stopping", "stopped", "closed")
 _lock = threading.RLock()
 _client: CompletionClient | None = None
 _pid: int | None = None
+_orphan = False
+"""Whether this is a child of a process whose engine had MLX at work: its threads and locks did not come along."""
 _overrides: dict[str, Any] = {}
 _numbers = itertools.count(1)
 
 
 def client() -> CompletionClient:
-    """The engine of this kernel. Any thread; makes it at first use (which loads no model), anew if it died or after fork."""
+    """The engine of this kernel. Any thread; makes it at first use (which loads no model), anew if it died.
+
+    After a fork from a process whose engine ran, EngineDead."""
     global _client, _pid
+    if _orphan:
+        raise EngineDead(
+            "This process was forked from a kernel with a running engine, and MLX does not survive that.",
+            "Use a fresh process: subprocess, or multiprocessing with the 'spawn' method.",
+        )
     with _lock:
         here = current()
         if here is None or here.status().get("state") in _ENDED:
@@ -126,7 +135,8 @@ def models_on_disk() -> list[str]:
 
 def _after_fork() -> None:
     """The child has no engine thread: forget the engine without closing it, and a lock that another thread may hold."""
-    global _lock, _client, _pid
+    global _lock, _client, _pid, _orphan
+    _orphan = _client is not None and "mlx.core" in sys.modules
     _lock, _client, _pid = threading.RLock(), None, None
 
 

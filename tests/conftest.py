@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 MODES = ("none", "mkl-strict", "mkl")
 TIERS = ("P", "N", "R")
@@ -22,6 +23,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "tier(name): run from this tier on (N or R)")
     config.addinivalue_line("markers", "modes(*names): the BLAS modes this test runs in; default: none")
+    # Every push tries the same examples, so that red means a change broke something; the long tiers draw new ones.
+    settings.register_profile("push", derandomize=True)
+    if config.getoption("--tier") == "P":
+        settings.load_profile("push")
     from mlxnb_engine import blas
 
     mode = config.getoption("--blas")

@@ -442,3 +442,10 @@ def test_an_interrupt_at_the_start_of_a_load_stops_it(made: Any, monkeypatch: py
         load("tiny", client=client)
     assert generation.cancel_requested
     assert len(caught.value._render_traceback_()) == 1  # type: ignore[attr-defined]
+
+
+def test_a_batch_of_something_that_is_no_list_is_refused(made: Any) -> None:
+    _, lm = made()
+    for prompts in (None, 3):
+        with pytest.raises(RequestError, match="list of prompts"):
+            lm.batch(prompts)

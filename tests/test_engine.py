@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import math
+import os
 import pickle
 import random
 import threading
@@ -976,3 +978,126 @@ def test_an_engine_that_could_not_start_says_why_every_time(fresh: Callable[...,
         end = row.terminal
         assert isinstance(end, ev.Failed) and (end.error, end.message) == ("model", "There is no such BLAS."), end
     assert "no such BLAS" in client.status()["error"]
+
+
+# -- what a hostile or unlucky person found -----------------------------------------------------------------------------------
+
+
+class Panic(BaseException):
+    """As a native library raises it: no Exception."""
+
+
+def test_a_panic_in_the_tokenizer_fails_its_own_request_only(fresh: Callable[..., LocalClient], monkeypatch: pytest.MonkeyPatch) -> None:
+    client = fresh()
+    assert len(answer_ids(client, ask("warm", 2))) == 2
+    preparer = engine_of(client)._lanes[0].resident.preparer
+    real = preparer.prepare
+
+    def prepare(request: CompletionRequest) -> Any:
+        if request.text == "bomb":
+            raise Panic("stack exhausted")
+        return real(request)
+
+    monkeypatch.setattr(type(preparer), "prepare", lambda self, request: prepare(request))
+    (bad,), (good,) = client.submit(ask("bomb", 2)), client.submit(ask("fine", 2))
+    finish([bad, good])
+    assert isinstance(bad.terminal, ev.Failed) and "Panic" in bad.terminal.message
+    assert isinstance(good.terminal, ev.Finished)
+    assert client.unload("") and client.status()["state"] == "ready", "the model stayed in use"
+
+
+@pytest.mark.parametrize("where", ["mlxnb_engine.loader.load", "mlxnb_engine.binding.ModelGraph"])
+def test_a_panic_while_loading_harms_no_other_model(
+    fresh: Callable[..., LocalClient], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
+) -> None:
+    client = fresh()
+    (neighbour,) = client.submit(ask("one", 300))
+    neighbour.read(4, WAIT_S)
+
+    def explode(*args: Any, **more: Any) -> None:
+        raise Panic("bad charsmap")
+
+    monkeypatch.setattr(where, explode)
+    (victim,) = client.submit(ask("two", 2, model=str(write_model(tmp_path / "other", seed=3))))
+    finish([victim, neighbour])
+    assert isinstance(victim.terminal, ev.Failed) and isinstance(neighbour.terminal, ev.Finished)
+    assert client.status()["state"] == "ready"
+
+
+def test_one_model_under_several_spellings_is_loaded_once(fresh: Callable[..., LocalClient], tiny_model: Path) -> None:
+    client = fresh()
+    spellings = ["", str(tiny_model), f"{tiny_model}/", f"{tiny_model}/../{tiny_model.name}"]
+    for spelling in spellings:
+        assert answer_ids(client, ask("same", 3, model=spelling))
+    assert len(client.status()["models"]) == 1
+
+
+def test_an_explicit_dtype_does_not_leak_into_requests_that_name_none(fresh: Callable[..., LocalClient]) -> None:
+    client = fresh()
+    other = client.load("", "bfloat16")
+    assert isinstance(other.wait(WAIT_S), ev.Finished)
+    assert answer_ids(client, ask("plain", 2))
+    weights = sorted(model["weights"] for model in client.status()["models"])
+    assert len(weights) == 2 and weights[0].startswith("bfloat16") and weights[1].startswith("float32")
+
+
+def test_new_weights_under_the_same_path_are_loaded(fresh: Callable[..., LocalClient], tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "mine", seed=1)
+    client = fresh(folder)
+    first = answer_ids(client, ask("hello there", 8))
+    assert answer_ids(client, ask("hello there", 8)) == first
+    write_model(folder, seed=2)
+    second = answer_ids(client, ask("hello there", 8))
+    assert second != first and len(client.status()["models"]) == 1
+    assert second == answer_ids(fresh(folder), ask("hello there", 8))
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer_config.json", "config.json", "tokenizer.json"])
+def test_a_pipe_in_a_model_folder_is_refused_and_never_read(fresh: Callable[..., LocalClient], tmp_path: Path, name: str) -> None:
+    folder = write_model(tmp_path / "piped")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    client = fresh()
+    (row,) = client.submit(ask("x", 2, model=str(folder)))
+    finish([row])
+    assert isinstance(row.terminal, ev.Failed) and row.terminal.error == "model", row.terminal
+    assert answer_ids(client, ask("others", 2))
+
+
+@pytest.mark.parametrize("damage", ["id", "added id", "growth"])
+def test_a_tokenizer_bomb_is_refused_before_the_library_sees_it(
+    fresh: Callable[..., LocalClient], tmp_path: Path, damage: str
+) -> None:
+    folder = write_model(tmp_path / "bomb")
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    if damage == "id":
+        spec["model"]["vocab"]["zzz"] = 2**31
+    elif damage == "added id":
+        spec["added_tokens"][0]["id"] = 2**40
+    else:
+        step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+        spec["normalizer"] = {"type": "Sequence", "normalizers": [step] * 10}
+    (folder / "tokenizer.json").write_text(json.dumps(spec))
+    (row,) = fresh().submit(ask("aaaaaaaaaa", 2, model=str(folder)))
+    finish([row])
+    assert isinstance(row.terminal, ev.Failed) and "tokenizer" in row.terminal.message.lower(), row.terminal
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop": ("x" * 20_000,)},
+        {"stop": tuple(f"s{i}" for i in range(300))},
+        {"temp": 10**400},
+        {"top_p": -(10**400)},
+        {"logit_bias": ((3, 10**400),)},
+        {"logit_bias": ((3, 1e300),)},
+        {"repetition_context_size": 10**30},
+        {"repetition_penalty": 1e-300},
+        {"presence_penalty": -1e300},
+    ],
+    ids=str,
+)
+def test_numbers_and_stops_beyond_sense_are_refused_at_submit(client: LocalClient, fields: dict[str, Any]) -> None:
+    with pytest.raises(RequestError):
+        client.submit(ask("x", 2, **fields))

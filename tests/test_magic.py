@@ -961,3 +961,26 @@ atexit.register(lambda: print("before", client.closed))
 """
     done = subprocess.run([sys.executable, "-c", code], env=_env(), capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr, done.stdout.split()) == (0, "", ["before", "0", "closed", "1"])
+
+
+def test_a_child_forked_beside_a_running_engine_is_told_and_does_not_hang() -> None:
+    code = """
+import os, sys, types
+sys.modules["mlx.core"] = types.ModuleType("mlx.core")
+from fake_client import FakeClient
+from mlxnb import EngineDead, runtime
+runtime.use(lambda settings: FakeClient())
+runtime.client()
+pid = os.fork()
+if pid == 0:
+    try:
+        runtime.client()
+    except EngineDead as error:
+        os._exit(0 if "spawn" in str(error) else 4)
+    os._exit(5)
+_, status = os.waitpid(pid, 0)
+assert os.waitstatus_to_exitcode(status) == 0, status
+assert runtime.current() is not None
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=_env(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -259,7 +259,7 @@ def test_a_single_character_control_token_is_refused_rather_than_passed() -> Non
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.text("ab<|", min_size=2, max_size=5), max_size=6),
-    st.text("ab<|", max_size=12),
+    st.text("ab<|", min_size=1, max_size=12),
     st.text("ab<|", max_size=5),
     st.text("ab<|", max_size=5),
 )

@@ -68,11 +68,14 @@ class Notification(Protocol):
 
 
 def notify(consumer: RowConsumer, action: Notification) -> None:
-    """Call a consumer; one that raises ends its own row and harms nobody else."""
+    """Call a consumer; one that raises ends its own row and harms nobody else.
+
+    BaseException here and wherever a row's fault is caught: a panic in a native library (tokenizers) is no Exception.
+    """
     try:
         action()
-    except Exception as error:
+    except BaseException as error:
         try:
             consumer.fail(error)
-        except Exception:
+        except BaseException:
             return

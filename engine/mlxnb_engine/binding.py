@@ -130,7 +130,7 @@ class Resident:
                 delivery.admit()
                 delivery.finish("length")
                 continue
-            exempt = tuple(self.tokenizer.eos_ids)
+            exempt = tuple(i for i in sorted(self.tokenizer.eos_ids) if 0 <= i < self.group.graph.vocab_size)
             rows.append(RowSpec(delivery, sampling, seed, request.max_tokens, self.context, exempt))
         if rows:
             self.scheduler.submit(Entry(prompt.ids, rows, chunk=self._chunk_for(len(prompt.ids))))

@@ -21,6 +21,7 @@ from . import blas
 from . import events as ev
 from .config import RuntimeConfig
 from .errors import Cancelled, EngineDead, MlxnbError, ModelError, RequestError
+from .locate import canonical
 from .session import Generation
 
 if TYPE_CHECKING:
@@ -58,10 +59,12 @@ class Work:
 class Lane:
     """One model by name: being located, waiting for room, or resident."""
 
+    key: str
     name: str
     dtype: str | None
     work: list[Work] = field(default_factory=list)
     located: Located | None = None
+    source: Located | None = None
     resident: Resident | None = None
     preparing: list[Work] = field(default_factory=list)
     last_used: float = 0.0
@@ -287,18 +290,23 @@ class Engine:
         self._live = [other for other in self._live if other.alive()] + [work]
         if not self.alive:
             return  # _finish fails it
-        lane = self._lane(name, dtype)
+        lane = self._lane(canonical(name, self.config), name, dtype)
         lane.last_used = time.monotonic()
         if lane.resident is None:
             lane.work.append(work)
         else:
             self._dispatch(lane, lane.resident, work)
 
-    def _lane(self, name: str, dtype: str | None) -> Lane:
+    def _lane(self, key: str, name: str, dtype: str | None) -> Lane:
+        """The lane of this model in this dtype; a new one if its files were replaced and nobody uses the old weights."""
         for lane in self._lanes:
-            if lane.name == name and (dtype is None or lane.dtype == dtype):
+            if (lane.key, lane.dtype) != (key, dtype):
+                continue
+            if lane.source is None or not lane.idle or not lane.source.replaced():
                 return lane
-        lane = Lane(name, dtype)
+            self._release(lane)
+            break
+        lane = Lane(key, name, dtype)
         self._lanes.append(lane)
         self._find(lane)
         return lane
@@ -375,10 +383,10 @@ class Engine:
             loaded = loader.load(lane.located, self.config, lane.dtype)
             assert self._backend is not None
             resident = binding.Resident(loaded, self.config, self._backend)
-        except Exception as error:
+        except BaseException as error:
             self._drop(lane, error)
             return
-        lane.resident, lane.located = resident, None
+        lane.resident, lane.source, lane.located = resident, lane.located, None
         waiting, lane.work = lane.work, []
         for work in waiting:
             self._dispatch(lane, resident, work)
@@ -404,7 +412,11 @@ class Engine:
 
     def _unload(self, name: str | None) -> list[str]:
         resident = [lane for lane in self._lanes if lane.resident is not None]
-        chosen = [lane for lane in resident if name is None or name in (lane.name, lane.resident and lane.resident.info.name)]
+        chosen = [
+            lane
+            for lane in resident
+            if name is None or (lane.resident and name == lane.resident.info.name) or lane.key == canonical(name, self.config)
+        ]
         if name is not None and not chosen:
             known = ", ".join(lane.resident.info.name for lane in resident if lane.resident) or "none"
             raise RequestError(f"No model {name!r} is loaded.", f"Loaded: {known}.")
@@ -434,7 +446,7 @@ class Engine:
         def prepare() -> None:
             try:
                 prompt = preparer.prepare(request)
-            except Exception as error:
+            except BaseException as error:
                 failure = error
                 self._mail.put(lambda: self._prepared(lane, work, failure))
             else:
@@ -458,7 +470,7 @@ class Engine:
             return
         try:
             resident.admit(living, outcome)
-        except Exception as error:
+        except BaseException as error:
             work.fail(error)
 
     def _run_text_jobs(self) -> None:

@@ -41,6 +41,10 @@ class Located:
     def is_gguf(self) -> bool:
         return self.kind in ("embedded", "gguf")
 
+    def replaced(self) -> bool:
+        """Whether other weights lie under this name by now. Files that are gone do not count: what is loaded still stands for them."""
+        return any(path.exists() and FileIdentity.of(path) != known for path, known in self.identities.items())
+
     def recheck(self) -> None:
         """Raise ModelError unless the weight files are still the ones that were checked, no fewer and no more."""
         now = {self.path} if self.is_gguf else set(_weight_files(self.path))
@@ -70,6 +74,15 @@ def locate(name: str | None, config: RuntimeConfig, progress: Progress, cancelle
     return _check(located, files, config, progress, cancelled)
 
 
+def canonical(name: str, config: RuntimeConfig) -> str:
+    """One name for one model: a path by what it really is, the default as "". Anything else, a hub name or nonsense, as it is."""
+    name = name or config.model or ""
+    if name.lower() in ("", "default", fetch.EMBEDDED_NAME.lower()):
+        return ""
+    path = _as_path(name)
+    return str(path.resolve()) if path is not None and path.exists() else name
+
+
 def look(name: str, config: RuntimeConfig) -> Located | None:
     """What `locate` would say of a model without the network and without reading its weights; None: it would be fetched.
 
@@ -96,6 +109,9 @@ def _unread(kind: Kind, path: Path, shown: str) -> tuple[Located, list[Path]]:
     _refuse_code_formats(path, files, shown)
     for file in (*files, *(file for pattern in _READ_TOO for file in path.glob(pattern))):
         confine(root, file.relative_to(root))
+        if file.exists() and not file.is_file():
+            hint = "Fetch the model again; reading a pipe or a device could wait for ever."
+            raise ModelError(f"{file.name} in {shown} is not a regular file.", hint)
     settings = _settings(path, shown)
     _check_index(path, root, files, shown)
     return Located(kind, path, shown, root, config=settings), files

@@ -18,6 +18,11 @@ StateKind = Literal["full", "sliding", "recurrent"]
 
 MAX_SEED = 2**64 - 1
 MAX_TOP_LOGPROBS = 50
+MAX_STOPS = 256
+MAX_STOP_CHARS = 16_384
+"""Stop strings are looked for on the engine thread, at every character."""
+LARGEST_SCORE = 1e30
+"""Biases and penalties beyond it would leave float32 no finite score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +82,9 @@ class SamplingSpec:
             ("min_tokens_to_keep", _whole(self.min_tokens_to_keep) and self.min_tokens_to_keep >= 1, "a whole number >= 1"),
             ("xtc_probability", _finite(self.xtc_probability) and 0 <= self.xtc_probability <= 1, "in [0, 1]"),
             ("xtc_threshold", _finite(self.xtc_threshold) and 0 <= self.xtc_threshold <= 0.5, "in [0, 0.5]"),
-            ("repetition_penalty", _optional(self.repetition_penalty, above=0), "a number > 0"),
-            ("presence_penalty", _optional(self.presence_penalty), "a finite number"),
-            ("frequency_penalty", _optional(self.frequency_penalty), "a finite number"),
+            ("repetition_penalty", _optional(self.repetition_penalty, least=1e-6, most=1e6), "a number from 1e-6 to 1e6"),
+            ("presence_penalty", _optional(self.presence_penalty), "a number from -1e6 to 1e6"),
+            ("frequency_penalty", _optional(self.frequency_penalty), "a number from -1e6 to 1e6"),
             ("seed", self.seed is None or (_whole(self.seed) and 0 <= self.seed <= MAX_SEED), "in [0, 2^64)"),
             (
                 "logprobs",
@@ -91,23 +96,26 @@ class SamplingSpec:
             if not good:
                 raise RequestError(f"{name}={getattr(self, name)!r} is out of range.", f"It must be {rule}.")
         for name in ("repetition_context_size", "presence_context_size", "frequency_context_size"):
-            if not _whole(getattr(self, name)) or getattr(self, name) < 0:
-                raise RequestError(f"{name}={getattr(self, name)!r} is out of range.", "It must be a whole number >= 0; 0 means all.")
+            if not _whole(getattr(self, name)) or not 0 <= getattr(self, name) < 2**31:
+                raise RequestError(f"{name}={getattr(self, name)!r} is out of range.", "It must be in [0, 2^31); 0 means all.")
         for token, bias in self.logit_bias:
             if not _whole(token) or token < 0 or not _finite(bias):
-                raise RequestError(f"logit_bias {token!r}: {bias!r} is not a token id with a finite number.")
+                raise RequestError(
+                    f"logit_bias {token!r}: {bias!r} is not a token id with a number.",
+                    "Numbers go from -1e30 to 1e30; -100 all but bans a token.",
+                )
 
 
 def _finite(x: object) -> bool:
-    return isinstance(x, (int, float)) and not isinstance(x, bool) and math.isfinite(x)
+    return isinstance(x, (int, float)) and not isinstance(x, bool) and -LARGEST_SCORE <= x <= LARGEST_SCORE
 
 
 def _whole(x: object) -> bool:
     return isinstance(x, int) and not isinstance(x, bool)
 
 
-def _optional(x: float | None, above: float | None = None) -> bool:
-    return x is None or (_finite(x) and (above is None or x > above))
+def _optional(x: float | None, least: float = -1e6, most: float = 1e6) -> bool:
+    return x is None or (_finite(x) and least <= x <= most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +151,11 @@ class CompletionRequest:
             raise RequestError(f"max_tokens={self.max_tokens!r} is out of range.", "It must be a whole number >= 0.")
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise RequestError("A stop string is empty.", "Give at least one character, or leave --stop away.")
+        if len(self.stop) > MAX_STOPS or sum(map(len, self.stop)) > MAX_STOP_CHARS:
+            raise RequestError(
+                f"{len(self.stop)} stop strings of {sum(map(len, self.stop)):,} characters are too many.",
+                f"Give at most {MAX_STOPS}, of {MAX_STOP_CHARS:,} characters together.",
+            )
         self.sampling.validate()
 
 

@@ -24,6 +24,10 @@ _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 PRE_TOKENIZERS = ("smollm", "gpt-2", "llama-bpe", "llama3", "llama-v3", "qwen2")
 _BPE_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")
 
+MAX_VOCABULARY = 2**22
+MAX_GROWTH = 64.0
+"""How many times longer a normalizer may make a text."""
+
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
@@ -199,17 +203,52 @@ def _json(path: Path) -> dict[str, Any]:
     return value
 
 
+def _check_spec(spec: dict[str, Any]) -> None:
+    """Refuse what would make the library reserve memory without bound: ids far above any vocabulary, texts that multiply.
+
+    Raises ModelError. The library itself checks the rest.
+    """
+    model = spec.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, dict) else None
+    added = [token.get("id") for token in spec.get("added_tokens") or [] if isinstance(token, dict)]
+    ids = [*(vocabulary.values() if isinstance(vocabulary, dict) else []), *added]
+    if any(isinstance(i, int) and not 0 <= i < MAX_VOCABULARY for i in ids):
+        raise ModelError("The tokenizer has token ids far beyond any vocabulary.", "The model folder is damaged; fetch it again.")
+    growth = 1.0
+    for step in _steps(spec.get("normalizer")):
+        if step.get("type") == "Replace" and isinstance(step.get("content"), str):
+            growth *= max(1.0, len(step["content"]) / max(1, len(_literal(step.get("pattern")))))
+    if growth > MAX_GROWTH:
+        raise ModelError("The tokenizer's normalizer multiplies the length of a text.", "Such a model cannot be served safely.")
+
+
+def _steps(normalizer: Any, depth: int = 0) -> list[dict[str, Any]]:
+    if not isinstance(normalizer, dict) or depth > 32:
+        return []
+    inner = normalizer.get("normalizers")
+    nested = [step for one in inner for step in _steps(one, depth + 1)] if isinstance(inner, list) else []
+    return [normalizer, *nested]
+
+
+def _literal(pattern: Any) -> str:
+    """What a Replace looks for, "" for a regular expression, which may match a single character."""
+    return pattern["String"] if isinstance(pattern, dict) and isinstance(pattern.get("String"), str) else ""
+
+
 def _backend(path: Path) -> tokenizers.Tokenizer:
     import tokenizers as tk
 
     try:
         if (path / "tokenizer.json").is_file():
+            _check_spec(_json(path / "tokenizer.json"))
             return tk.Tokenizer.from_file(str(path / "tokenizer.json"))
         from transformers import AutoTokenizer
 
         slow = AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
         backend = getattr(slow, "backend_tokenizer", None)
-    except Exception as error:
+    except ModelError:
+        raise
+    except BaseException as error:  # a panic in the library is no Exception
         raise ModelError(f"The tokenizer in {path.name} cannot be loaded: {error}", "A folder with a tokenizer.json works.") from error
     if not isinstance(backend, tk.Tokenizer):
         raise ModelError(f"The tokenizer in {path.name} has no fast form.", "Convert it to a tokenizer.json first.")

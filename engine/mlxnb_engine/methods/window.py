@@ -159,7 +159,7 @@ class WindowGroup:
         if open_entries:
             try:
                 self._prefill_window(prep, open_entries)
-            except Exception as error:
+            except BaseException as error:
                 self._fail_preparation(prep, error)
                 return
         if all(e.done >= e.target for e in prep.entries):
@@ -195,7 +195,7 @@ class WindowGroup:
         if not prep.entries:
             self.preparation = None
 
-    def _fail_preparation(self, prep: Preparation, error: Exception) -> None:
+    def _fail_preparation(self, prep: Preparation, error: BaseException) -> None:
         self.preparation = None
         prep.slots.clear()
         for entry in prep.entries:
@@ -208,7 +208,7 @@ class WindowGroup:
             return 0
         try:
             self._drain()
-        except Exception as error:
+        except BaseException as error:
             self.fail_active(error)
         prep, joined = self.ready[0][0], 0
         while entry.rows and joined < places:
@@ -225,7 +225,7 @@ class WindowGroup:
         try:
             sampler = SamplingSession(spec.sampling, spec.seed, self.graph.vocab_size, spec.exempt)
             sampler.seed_history(entry.ids[:-1])
-        except Exception as error:
+        except BaseException as error:
             notify(spec.consumer, partial(spec.consumer.fail, error))  # a closure would tie the error to this frame
             return
         if len(prep.slots.rows()) == 1 and not entry.rows and not self.slots.rows():
@@ -248,7 +248,7 @@ class WindowGroup:
                 self._submit(self._flight)
             else:
                 self._advance_flight(self._flight)
-        except Exception as error:
+        except BaseException as error:
             self.fail_active(error)
         return True
 
@@ -344,7 +344,7 @@ class WindowGroup:
                 continue
             try:
                 reason = row.spec.consumer.deliver(token)
-            except Exception as error:
+            except BaseException as error:
                 self._end(row, None, error)
                 continue
             if reason is None and row.slot.length + 1 > row.spec.limit and self._flight is None:
@@ -352,7 +352,7 @@ class WindowGroup:
             if reason is not None:
                 self._end(row, reason)
 
-    def _end(self, row: Row, reason: FinishReason | None, error: Exception | None = None) -> None:
+    def _end(self, row: Row, reason: FinishReason | None, error: BaseException | None = None) -> None:
         row.ended = True
         consumer = row.spec.consumer
         if reason is None:
@@ -378,7 +378,7 @@ class WindowGroup:
 
     # -- failure -----------------------------------------------------------------------------------------------------
 
-    def fail_active(self, error: Exception) -> None:
+    def fail_active(self, error: BaseException) -> None:
         """Fail every running row and drop their state; nothing of the failed step is published."""
         self._flight = None
         rows, self.rows = self.rows, []
@@ -389,7 +389,7 @@ class WindowGroup:
                 self._end(row, None, error)
             row.sampler.dispose()
 
-    def dispose(self, error: Exception) -> None:
+    def dispose(self, error: BaseException) -> None:
         """End everything with this error and drop every array. Idempotent."""
         self.fail_active(error)
         staged = [*(self.preparation.entries if self.preparation else []), *(entry for _, entry in self.ready)]
