@@ -15,7 +15,7 @@ class RowSpec:
     """What a group needs to run one row.
 
     max_tokens: tokens to produce at most, >= 1. limit: positions the row may ever hold (the context length).
-    exempt: ids that XTC never drops.
+    exempt: ids that XTC never drops. start: output positions that the prompt's end already holds (a continued run).
     """
 
     consumer: RowConsumer
@@ -24,6 +24,7 @@ class RowSpec:
     max_tokens: int
     limit: int
     exempt: tuple[int, ...] = ()
+    start: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -48,7 +49,7 @@ class Entry:
     @property
     def final_tokens(self) -> int:
         """Positions that the longest of its rows may come to hold."""
-        return max(min(len(self.ids) + spec.max_tokens, spec.limit) for spec in self.rows)
+        return max(min(len(self.ids) + spec.max_tokens - spec.start, spec.limit) for spec in self.rows)
 
     def drop_cancelled(self) -> None:
         """Take out the rows whose reader asked to stop, and tell them."""

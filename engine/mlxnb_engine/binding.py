@@ -5,6 +5,7 @@ Everything here runs on the engine thread, after the BLAS library is in place. I
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -28,6 +29,9 @@ from .types import ModelInfo, PreparedPrompt
 
 DeviceKind = Literal["cpu", "metal", "cuda"]
 _CACHE_KEPT_BYTES = 256 * 2**20
+_ENDED_KEPT = 64
+_DETAIL_EVERY_S = 0.25
+_HOW = {"finished": "done", "cancelled": "stopped", "failed": "failed"}
 _FUSED_HEAD_DIMS: dict[DeviceKind, set[int]] = {"cpu": set(), "metal": {64, 80, 128}, "cuda": {64, 80, 96, 128}}
 """Head widths whose multi-token attention runs in one kernel, without scores in memory. Source: MLX 0.32 `fast` dispatch."""
 
@@ -75,8 +79,24 @@ def trim_memory() -> None:
         mx.clear_cache()
 
 
+def memory() -> dict[str, int]:
+    """Bytes of the allocator: live arrays, free buffers it keeps, and its limit. Any thread."""
+    return {"active_bytes": mx.get_active_memory(), "cache_bytes": mx.get_cache_memory(), "limit_bytes": loader.memory_bytes()}
+
+
 def _order(name: str) -> qualify.SubmitOrder:
     return "before" if name == "before" else "after"
+
+
+def _label(spec: RowSpec) -> dict[str, str]:
+    """Which row, for a person: its id, and the beginning of what was asked."""
+    delivery = _delivery(spec)
+    return {"id": delivery.generation.id, "label": delivery.label}
+
+
+def _delivery(spec: RowSpec) -> Delivery:
+    assert isinstance(spec.consumer, Delivery)
+    return spec.consumer
 
 
 class Resident:
@@ -103,21 +123,27 @@ class Resident:
         self.scheduler = Scheduler(
             self.group, max_rows=config.max_rows, prefill_chunk=chunk, max_kv_bytes=config.max_kv_bytes
         )
-        self._counts: dict[str, int] = {}
+        self._counts: dict[str, Any] = {}
+        self._detail: dict[str, Any] = {}
+        self._detailed_at = 0.0
+        self._shown: dict[str, Generation] = {}
+        self._ended: deque[dict[str, str]] = deque(maxlen=_ENDED_KEPT)
+        self.ended: tuple[dict[str, str], ...] = ()
         self.note()
 
     def admit(self, generations: list[Generation], prompt: PreparedPrompt) -> None:
         """Queue the rows of one prepared request. Raises CapacityExceeded if they can never run."""
         request = generations[0].request
-        if max(prompt.ids) >= self.group.graph.vocab_size:
+        ids = prompt.ids + tuple(c.id for c in request.continuation)
+        if max(ids) >= self.group.graph.vocab_size:
             # MLX does not report an index out of range (P3).
             raise ModelError(
-                f"The tokenizer made id {max(prompt.ids)}, but the model has {self.group.graph.vocab_size} tokens.",
+                f"The prompt has token id {max(ids)}, but the model has {self.group.graph.vocab_size} tokens.",
                 "Tokenizer and weights do not belong together: load the model with its own tokenizer.",
             )
-        if len(prompt.ids) > self.context:
+        if len(ids) > self.context:
             raise CapacityExceeded(
-                f"The prompt has {len(prompt.ids):,} tokens, and the context is {self.context:,}.",
+                f"The prompt has {len(ids):,} tokens, and the context is {self.context:,}.",
                 "Shorten the prompt, or raise context_limit if it is below the model's own.",
             )
         sampling = policy.with_model(request, self.info.defaults).sampling
@@ -126,14 +152,15 @@ class Resident:
         for generation in generations:
             seed = draw_seed() if base is None else row_seed(base, generation.index)
             delivery = Delivery(generation, prompt, self.tokenizer, self.info.name, seed)
-            if request.max_tokens == 0:
+            if request.max_tokens == 0 or request.continuation:
                 delivery.admit()
-                delivery.finish("length")
-                continue
+                if (reason := delivery.settled) is not None:
+                    delivery.finish(reason)
+                    continue
             exempt = tuple(i for i in sorted(self.tokenizer.eos_ids) if 0 <= i < self.group.graph.vocab_size)
-            rows.append(RowSpec(delivery, sampling, seed, request.max_tokens, self.context, exempt))
+            rows.append(RowSpec(delivery, sampling, seed, request.max_tokens, self.context, exempt, len(request.continuation)))
         if rows:
-            self.scheduler.submit(Entry(prompt.ids, rows, chunk=self._chunk_for(len(prompt.ids))))
+            self.scheduler.submit(Entry(ids, rows, chunk=self._chunk_for(len(ids))))
 
     def _chunk_for(self, tokens: int) -> int:
         """An explicit chunk wins; else the backend's, less where a long prompt's scores would be materialised."""
@@ -151,7 +178,9 @@ class Resident:
             "weights": info.weights,
             "weight_bytes": info.weight_bytes,
             "context_length": self.context,
+            "defaults": policy.model_layer(info.defaults),
             **self._counts,
+            **self._detail,
             "geometry": self.geometry_note,
         }
 
@@ -164,7 +193,45 @@ class Resident:
             "queue": sum(len(entry.rows) for entry in self.scheduler.queue),
             "kv_bytes": group.kv_bytes,
             "steps": group.steps,
+            "tokens": group.tokens,
+            "codec": "bf16",
         }
+        now = time.monotonic()
+        if self.scheduler.idle or now - self._detailed_at >= _DETAIL_EVERY_S:
+            self._detailed_at = now
+            self._detail = self._who()
+
+    def _who(self) -> dict[str, Any]:
+        """The rows themselves, for whoever watches: in slots, waiting, and how the last ones ended."""
+        self.group.check()
+        queued = [spec for entry in self.scheduler.queue for spec in entry.rows][:_ENDED_KEPT]
+        staged = [spec for entry in self.group.staged() for spec in entry.rows]
+        for spec in (*queued, *staged, *(row.spec for row in self.group.rows)):
+            generation = _delivery(spec).generation
+            self._shown[generation.id] = generation
+        for key in [key for key, generation in self._shown.items() if generation.done]:
+            end = self._shown.pop(key).terminal
+            self._ended.append({"id": key, "how": _HOW.get(end.kind if end else "", "done")})
+        waiting = [_label(spec) | {"why": "a place in the batch"} for spec in queued]
+        self.ended = tuple(self._ended)
+        return {"slots": self._slots(), "waiting": waiting}
+
+    def _slots(self) -> list[dict[str, Any]]:
+        """Who sits where: the running rows in batch order, then those whose prompt is being read."""
+        per_token = self.group.slots.bytes_per_token
+        running = [
+            _label(row.spec)
+            | {"slot": i, "phase": "running", "tokens": row.slot.length, "cached_tokens": 0}
+            | {"prompt_tokens": _delivery(row.spec).prompt_tokens}
+            | {"kv_bytes": row.slot.home.capacity * per_token}
+            for i, row in enumerate(self.group.in_batch_order())
+        ]
+        reading = [
+            _label(spec) | {"phase": "prefill", "tokens": entry.done, "prompt_tokens": len(entry.ids), "cached_tokens": 0}
+            for entry in self.group.staged()
+            for spec in entry.rows
+        ]
+        return [*running, *(row | {"slot": len(running) + i} for i, row in enumerate(reading))]
 
     def close(self, error: Exception) -> None:
         self.scheduler.fail_all(error)

@@ -92,7 +92,7 @@ def resolve(env: Mapping[str, str] | None = None, overrides: Mapping[str, Any] |
             values[name], sources[name] = read(variable, raw), "env"
         if name in overrides:
             values[name], sources[name] = read(name, overrides[name]), "override"
-    known = {PREFIX + name.upper() for name in _READERS}
+    known = {PREFIX + name.upper() for name in _READERS} | {"MLXNB_NO_FRONTEND"}  # the last one speaks to the build
     unknown = tuple(sorted(key for key in env if key.startswith(PREFIX) and key not in known))
     return RuntimeConfig(**values, unknown_env=unknown, sources=sources)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from . import events as ev
 from .session import Generation
@@ -19,6 +19,7 @@ class Drawn:
 
     id: TokenId
     logprobs: tuple[float, int, list[tuple[int, float]]] | None = None
+    explained: dict[str, Any] | None = None
 
 
 class RowConsumer(Protocol):
@@ -32,6 +33,9 @@ class RowConsumer(Protocol):
     def finish(self, reason: FinishReason) -> None: ...
     def cancel(self) -> None: ...
     def fail(self, error: BaseException) -> None: ...
+
+
+_LABEL_CHARS = 40
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +55,7 @@ class Delivery:
     def __init__(self, generation: Generation, prompt: PreparedPrompt, tokenizer: Tokenizer, model: str, seed: int) -> None:
         request = generation.request
         self.generation = generation
-        self._prompt_tokens = len(prompt.ids)
+        self.prompt_tokens = len(prompt.ids)
         self._tokenizer = tokenizer
         # The first token of a chat answer begins a text; a raw completion or a prefilled answer goes on within one.
         self._decoder = tokenizer.stream(start=request.messages is not None and not request.prefill)
@@ -64,6 +68,13 @@ class Delivery:
         self._matched: str | None = None
 
     @property
+    def label(self) -> str:
+        """The beginning of what was asked, for a person."""
+        request = self.generation.request
+        asked = request.text if request.text is not None else request.messages[-1].content if request.messages else ""
+        return " ".join(asked[:200].split())[:_LABEL_CHARS]
+
+    @property
     def cancelled(self) -> bool:
         """True also for a row that ended some other way (its consumer failed, the client was closed): nobody reads it any more."""
         return self.generation.cancel_requested or self.generation.done
@@ -74,7 +85,30 @@ class Delivery:
             return
         self._admitted = self.generation.now
         explicit = self.generation.request.sampling.seed is not None
-        self.generation.emit(lambda s, t: ev.Started(s, t, self._model, self._prompt_tokens, self._seed, explicit))
+        self.generation.emit(lambda s, t: ev.Started(s, t, self._model, self.prompt_tokens, self._seed, explicit))
+        self._replay()
+
+    def _replay(self) -> None:
+        """Show the tokens that this run goes on from, so that its text and its token list are whole."""
+        continuation = self.generation.request.continuation
+        if not continuation:
+            return
+        records = tuple(
+            ev.TokenRecord(c.id, self._tokenizer.token_text(c.id), cast(ev.Origin, c.origin), self.generation.now, by_hand=c.by_hand)
+            for c in continuation
+        )
+        text, self._matched = self._matcher.push("".join(self._decoder.push(c.id) for c in continuation))
+        self._visible.append(text)
+        self._counts.produced = len(continuation)
+        self.generation.emit(lambda s, t: ev.Tokens(s, t, records, text))
+
+    @property
+    def settled(self) -> FinishReason | None:
+        """The reason if the row is over before its first draw: nothing left to produce, EOS or a stop string already there."""
+        continuation = self.generation.request.continuation
+        if self._matched is not None or (continuation and continuation[-1].id in self._tokenizer.eos_ids):
+            return "stop"
+        return "length" if self._counts.produced >= self._max_tokens else None
 
     def prefilled(self, done: int, total: int) -> None:
         self.generation.emit(lambda s, t: ev.PrefillProgress(s, t, done, total))
@@ -84,6 +118,9 @@ class Delivery:
         self._counts.produced += 1
         self._counts.steps += 1
         if token.id in self._tokenizer.eos_ids:
+            if token.explained is not None:  # who asks how a token was chosen wants to see this choice too
+                ending = self._record(token)
+                self.generation.emit(lambda s, t: ev.Tokens(s, t, (ending,), ""))
             return "stop"
         text, self._matched = self._matcher.push(self._decoder.push(token.id))
         record = self._record(token)
@@ -128,11 +165,14 @@ class Delivery:
 
     def _record(self, token: Drawn) -> ev.TokenRecord:
         text, now = self._tokenizer.token_text(token.id), self.generation.now
+        if token.explained is not None:
+            for candidate in token.explained["candidates"]:
+                candidate["text"] = self._tokenizer.token_text(candidate["id"])
         if token.logprobs is None:
-            return ev.TokenRecord(token.id, text, "sampled", now)
+            return ev.TokenRecord(token.id, text, "sampled", now, explained=token.explained)
         chosen, rank, top = token.logprobs
         alternatives = tuple(ev.Alternative(i, self._tokenizer.token_text(i), p) for i, p in top)
-        return ev.TokenRecord(token.id, text, "sampled", now, chosen, rank, alternatives)
+        return ev.TokenRecord(token.id, text, "sampled", now, chosen, rank, alternatives, explained=token.explained)
 
     def _usage(self, reason: FinishReason) -> dict[str, Any]:
         timing, now = self.generation.timing, self.generation.now
@@ -142,9 +182,10 @@ class Delivery:
             "total_s": now,
         }
         return {
-            "prompt_tokens": self._prompt_tokens,
+            "prompt_tokens": self.prompt_tokens,
             "prompt_tokens_details": {"cached_tokens": 0},
             "completion_tokens": self._counts.produced,
+            **({"continued_tokens": n} if (n := len(self.generation.request.continuation)) else {}),
             "finish_reason": reason,
             "execution": {
                 "proposers": [],

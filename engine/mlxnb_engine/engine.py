@@ -90,6 +90,7 @@ class Engine:
         self._mail: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lanes: list[Lane] = []
         self._backend: Backend | None = None
+        self._memory: Callable[[], dict[str, int]] | None = None
         self._live: list[Work] = []
         self._last_advance = time.monotonic()
         self._stop_asked = threading.Event()
@@ -153,6 +154,8 @@ class Engine:
                 for lane in lanes
                 if lane.resident is None
             ],
+            "ended": [end for lane in lanes if lane.resident is not None for end in lane.resident.ended],
+            "memory": self._memory() if self._memory else None,
             "last_advance_s": round(time.monotonic() - self._last_advance, 3),
             "limits": {
                 "max_rows": self.config.max_rows,
@@ -211,6 +214,7 @@ class Engine:
                 f"No MLX backend is installed ({error}).", "Install one: pip install 'mlxnb[cpu]' or 'mlxnb[cuda13]'."
             ) from error
         self._backend = binding.start_backend(self.config, choice)
+        self._memory = binding.memory
 
     def _read_mail(self, block: bool) -> None:
         try:

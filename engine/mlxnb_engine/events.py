@@ -25,8 +25,9 @@ class Alternative:
 class TokenRecord:
     """One produced token.
 
-    text: the token's own bytes decoded on their own (U+FFFD where a character is split over tokens).
-    t: seconds since submit. logprob, rank (0 = likeliest), top: only if the request captures log probabilities.
+    text: the token's own bytes decoded on their own (U+FFFD where a character is split over tokens). t: seconds since submit.
+    logprob, rank (0 = likeliest), top: only if the request captures log probabilities. by_hand: a person chose it, whatever
+    its origin says. explained: the stages of the choice (`sampling.ExplainData`), if the request asks for them.
     """
 
     id: int
@@ -36,6 +37,8 @@ class TokenRecord:
     logprob: float | None = None
     rank: int | None = None
     top: tuple[Alternative, ...] = ()
+    by_hand: bool = False
+    explained: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

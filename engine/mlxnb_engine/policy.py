@@ -20,7 +20,8 @@ from .types import CompletionRequest, HlgSpec, SamplingSpec
 Layer = Literal["default", "model", "notebook", "cell"]
 
 _HLG = {f"hlg_{f.name}": f.default for f in fields(HlgSpec)}
-_SAMPLING = {f.name: f.default for f in fields(SamplingSpec) if f.name != "hlg"}
+# `explain` is asked for by `client.inspect`, not a setting of a cell.
+_SAMPLING = {f.name: f.default for f in fields(SamplingSpec) if f.name not in ("hlg", "explain")}
 _REQUEST: dict[str, Any] = {
     "model": "",
     "dtype": None,

@@ -69,6 +69,7 @@ class Kind:
     top_k: int
     curve: Anchor | None
     logprobs: int | None
+    explain: int = 0
 
 
 class TokenHistory:
@@ -152,7 +153,7 @@ class SamplingSession:
     @property
     def independent(self) -> bool:
         """Greedy whose choice at a position depends on that position's scores alone."""
-        return self.kind.greedy and not self.needs_history and not self.captures_logprobs
+        return self.kind.greedy and not self.needs_history and not self.captures_logprobs and not self.kind.explain
 
     @property
     def captures_logprobs(self) -> bool:
@@ -222,6 +223,7 @@ def _kind(spec: SamplingSpec, vocab_size: int) -> Kind:
         top_k=0 if greedy or spec.hlg is not None or spec.top_k == vocab_size else spec.top_k,
         curve=None if greedy or spec.hlg is None else spec.hlg.anchor,
         logprobs=None if spec.logprobs is None else min(spec.logprobs, vocab_size),
+        explain=min(spec.explain, vocab_size),
     )
 
 
@@ -261,6 +263,18 @@ class _Group(NamedTuple):
     tokens: mx.array
     finite: mx.array
     captured: Captured | None
+    stages: Explained | None
+
+
+Stages = dict[str, mx.array]
+"""Scores of some candidates `[g, c]` after each stage of the choice, in order; "ids" are the candidates."""
+
+
+class Explained(NamedTuple):
+    """stages: as above. totals: one number per row `[g]`: "vocab", "logsumexp", "coin", and per filter "<name> left", "<name> mass"."""
+
+    stages: Stages
+    totals: Stages
 
 
 class Captured(NamedTuple):
@@ -301,17 +315,68 @@ class LogprobData:
         return self._host.get(row)
 
 
+@dataclass(slots=True, eq=False)
+class ExplainData:
+    """Every stage of the choice for the likeliest tokens and the chosen one: what the Stepper shows. Small arrays only."""
+
+    _groups: list[tuple[list[int], Explained]]
+
+    def arrays(self) -> list[mx.array]:
+        return [array for _, explained in self._groups for columns in explained for array in columns.values()]
+
+    def read(self, row: int) -> dict[str, Any] | None:
+        """{"stages": names in order, "candidates": [{"id", stage: score, ..., "dropped_by"}], "vocab", "logsumexp", "coin" (XTC's
+        draw in [0, 1), else None), "left", "mass": {filter: tokens kept, their probability before the filters}}.
+
+        Scores are nats; a dropped candidate has None from the stage named by "dropped_by" on. "probability" is that of the
+        final draw, "noise" the keyed Gumbel noise; the largest of "scaled" + "noise" wins. Greedy rows have neither.
+        """
+        for rows, explained in self._groups:
+            if row in rows:
+                at = rows.index(row)
+                columns, totals = ({name: array[at].tolist() for name, array in part.items()} for part in explained)
+                return _explanation(columns) | _totals(totals)
+        return None
+
+
+def _totals(values: dict[str, Any]) -> dict[str, Any]:
+    filters_on = [name for name in FILTERS if f"{name} left" in values]
+    return {
+        "vocab": values["vocab"],
+        "logsumexp": values["logsumexp"],
+        "coin": values.get("coin"),
+        "left": {name: values[f"{name} left"] for name in filters_on},
+        "mass": {name: values[f"{name} mass"] for name in filters_on},
+    }
+
+
+def _explanation(columns: dict[str, Any]) -> dict[str, Any]:
+    ids, order = columns.pop("ids"), list(columns)
+    candidates: dict[int, dict[str, Any]] = {}
+    for i, token in enumerate(ids):
+        values = {name: columns[name][i] for name in order}
+        gone = next((name for name in order if name in FILTERS and values[name] == -math.inf), None)
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        candidates.setdefault(token, {"id": token, **finite, "dropped_by": gone})
+    likeliest_first = sorted(candidates.values(), key=lambda c: (c["logprob"] is None, -(c["logprob"] or 0.0), c["id"]))
+    return {"stages": order, "candidates": likeliest_first}
+
+
+FILTERS = ("top_p", "min_p", "xtc", "top_k")
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Selection:
     """One drawn token per row, all lazy.
 
     tokens: `[R]` uint32. finite: `[R]` bool; False means that the row has no finite normalised score, a ModelError of
-    that row alone; its token is then 0. logprobs: None if no row captures.
+    that row alone; its token is then 0. logprobs, explained: None if no row asks for them.
     """
 
     tokens: mx.array
     finite: mx.array
     logprobs: LogprobData | None
+    explained: ExplainData | None = None
 
 
 def select(sessions: Sequence[SamplingSession], scores: mx.array) -> Selection:
@@ -334,16 +399,19 @@ def select(sessions: Sequence[SamplingSession], scores: mx.array) -> Selection:
         session.step += 1
     captured = [(group.rows, group.captured) for group in groups if group.captured is not None]
     logprobs = LogprobData(captured) if captured else None
+    staged = [(group.rows, group.stages) for group in groups if group.stages is not None]
+    explained = ExplainData(staged) if staged else None
     if len(groups) == 1:
-        return Selection(groups[0].tokens, groups[0].finite, logprobs)
+        return Selection(groups[0].tokens, groups[0].finite, logprobs, explained)
     order = [row for group in groups for row in group.rows]
     back = mx.array(sorted(range(len(order)), key=order.__getitem__), dtype=mx.uint32)
     tokens = mx.concatenate([group.tokens for group in groups])[back]
-    return Selection(tokens, mx.concatenate([group.finite for group in groups])[back], logprobs)
+    return Selection(tokens, mx.concatenate([group.finite for group in groups])[back], logprobs, explained)
 
 
 def _draw(kind: Kind, rows: list[int], sessions: list[SamplingSession], scores: mx.array) -> _Group:
     x = scores if len(rows) == scores.shape[0] else scores[mx.array(rows, dtype=mx.uint32)]
+    trace: Stages = {"score": x}
     if kind.bias:
         x = _add_bias(x, sessions)
     if kind.history != "none":
@@ -352,38 +420,62 @@ def _draw(kind: Kind, rows: list[int], sessions: list[SamplingSession], scores: 
     # The sum is finite exactly if some normalised score is, and then none is NaN: any NaN or +inf ends up in the sum.
     finite = mx.isfinite(total)[:, 0]
     logprobs = x - total
+    trace |= {"penalised": x, "logprob": logprobs}
     if kind.greedy:
         tokens = mx.argmax(logprobs, axis=-1)
     else:
-        tokens = _sample(kind, sessions, logprobs)
+        tokens = _sample(kind, sessions, logprobs, trace)
     tokens = mx.where(finite, tokens, mx.array(0, dtype=mx.uint32))
     captured = None if kind.logprobs is None else _capture(logprobs, tokens, kind.logprobs)
-    return _Group(rows, tokens, finite, captured)
+    stages = None if not kind.explain else _explain(trace, total, tokens, kind.explain)
+    return _Group(rows, tokens, finite, captured, stages)
 
 
-def _sample(kind: Kind, sessions: list[SamplingSession], logprobs: mx.array) -> mx.array:
-    """Filters, scale and one keyed draw per row."""
+def _explain(trace: Stages, logsumexp: mx.array, tokens: mx.array, k: int) -> Explained:
+    """The trace at the k likeliest tokens, as the model scored them and after the penalties, and the drawn one. float32."""
+    rows, vocab = trace["score"].shape
+    totals = {"vocab": mx.full((rows,), vocab), "logsumexp": logsumexp[:, 0].astype(mx.float32)}
+    if (coin := trace.pop("coin", None)) is not None:
+        totals["coin"] = coin
+    likelihood = mx.exp(trace["logprob"].astype(mx.float32))
+    for name in (name for name in FILTERS if name in trace):
+        kept = trace[name] > -math.inf
+        totals |= {f"{name} left": kept.sum(axis=1), f"{name} mass": mx.where(kept, likelihood, 0.0).sum(axis=1)}
+    likeliest = [filters.likeliest(trace[name], k).astype(mx.uint32) for name in ("score", "logprob")]
+    ids = mx.concatenate([*likeliest, tokens[:, None]], axis=1)
+    wide = {name: mx.take_along_axis(values, ids, axis=1).astype(mx.float32) for name, values in trace.items()}
+    return Explained({"ids": ids, **wide}, totals)
+
+
+def _sample(kind: Kind, sessions: list[SamplingSession], logprobs: mx.array, trace: Stages) -> mx.array:
+    """Filters, scale and one keyed draw per row. Each stage is noted in `trace`, lazily: unread, it costs nothing."""
     dtype = logprobs.dtype
     specs = [session.spec for session in sessions]
     keys = _key_rows([step_key_bits(session.seed, session.step) for session in sessions])
     kept = logprobs
     if kind.top_p:
-        kept = filters.top_p(kept, filters.column([s.top_p for s in specs]))
+        kept = trace["top_p"] = filters.top_p(kept, filters.column([s.top_p for s in specs]))
     if kind.min_p:
-        kept = filters.min_p(kept, filters.column([math.log(s.min_p) for s in specs], dtype), kind.min_p)
+        kept = trace["min_p"] = filters.min_p(kept, filters.column([math.log(s.min_p) for s in specs], dtype), kind.min_p)
     if kind.xtc:
         both = mx.vmap(mx.random.split)(keys)
         coin = mx.vmap(lambda key: mx.random.uniform(key=key))(both[:, 0])
         keys = both[:, 1]
+        if kind.explain:
+            trace["coin"] = coin
         apply = coin[:, None] <= filters.column([s.xtc_probability for s in specs])
-        kept = filters.xtc(kept, apply, filters.column([s.xtc_threshold for s in specs], dtype), _exempt(sessions))
+        kept = trace["xtc"] = filters.xtc(kept, apply, filters.column([s.xtc_threshold for s in specs], dtype), _exempt(sessions))
     if kind.top_k:
-        kept = filters.top_k(kept, kind.top_k)
+        kept = trace["top_k"] = filters.top_k(kept, kind.top_k)
     gains = [_gain(spec) for spec in specs]
     scaled = filters.scale(kept, gains)
     if kind.curve is not None:
         scaled = _tone(kind.curve, specs, gains, logprobs, kept, scaled)
-    return mx.argmax(filters.gumbel(keys, logprobs.shape[1]) + scaled, axis=-1)
+    noise = filters.gumbel(keys, logprobs.shape[1])
+    if kind.explain:
+        wide = scaled.astype(mx.float32)
+        trace |= {"scaled": scaled, "probability": mx.softmax(wide, axis=-1), "noise": noise}
+    return mx.argmax(noise + scaled, axis=-1)
 
 
 def _gain(spec: SamplingSpec) -> float:

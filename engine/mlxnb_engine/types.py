@@ -71,6 +71,8 @@ class SamplingSpec:
     seed: int | None = None
     logprobs: int | None = None
     """None: not captured. k >= 0: the chosen token's log probability and the k likeliest alternatives."""
+    explain: int = 0
+    """0: off. k >= 1: every stage of the choice (scores, penalties, filters, scale, noise) for the k likeliest tokens."""
 
     def validate(self) -> None:
         """Raise RequestError naming the first field that is out of range (vocabulary checks come later)."""
@@ -85,6 +87,7 @@ class SamplingSpec:
             ("repetition_penalty", _optional(self.repetition_penalty, least=1e-6, most=1e6), "a number from 1e-6 to 1e6"),
             ("presence_penalty", _optional(self.presence_penalty), "a number from -1e6 to 1e6"),
             ("frequency_penalty", _optional(self.frequency_penalty), "a number from -1e6 to 1e6"),
+            ("explain", _whole(self.explain) and 0 <= self.explain <= MAX_TOP_LOGPROBS, f"in [0, {MAX_TOP_LOGPROBS}]"),
             ("seed", self.seed is None or (_whole(self.seed) and 0 <= self.seed <= MAX_SEED), "in [0, 2^64)"),
             (
                 "logprobs",
@@ -119,12 +122,23 @@ def _optional(x: float | None, least: float = -1e6, most: float = 1e6) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Continued:
+    """A token that an earlier run produced, or (by_hand) that a person chose, and that this run goes on from."""
+
+    id: TokenId
+    origin: str = "sampled"
+    by_hand: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class CompletionRequest:
     """One semantic request, as the notebook or the Python API states it. It becomes `samples` rows.
 
     Exactly one of `messages` (chat template applied) and `text` (raw completion) is set.
     prefill: start of the assistant's answer, part of the prompt. thinking: None leaves the template's default.
     stop: text stop strings; they may span token boundaries and are never delivered.
+    continuation: produced tokens to go on from; they count towards max_tokens, and the draws that follow are those of their
+        own positions, so that a run continued from its own tokens repeats itself.
     open_fields: sampling fields that nobody chose; the engine fills them from the model's defaults (`policy.with_model`).
     """
 
@@ -140,6 +154,7 @@ class CompletionRequest:
     sampling: SamplingSpec = field(default_factory=SamplingSpec)
     dtype: str | None = None
     open_fields: tuple[str, ...] = ()
+    continuation: tuple[Continued, ...] = ()
 
     def validate(self) -> None:
         """Raise RequestError for anything wrong that needs no model to see."""

@@ -86,6 +86,7 @@ class WindowGroup:
         self.preparation: Preparation | None = None
         self.ready: deque[tuple[Preparation, Entry]] = deque()
         self.steps = 0
+        self.tokens = 0
         self._flight: _Flight | None = None
 
     def _new_slots(self) -> Slots:
@@ -121,8 +122,16 @@ class WindowGroup:
     @property
     def waiting_rows(self) -> int:
         """Rows whose prompt is being prepared or is ready, and that have not joined."""
+        return sum(len(entry.rows) for entry in self.staged())
+
+    def staged(self) -> list[Entry]:
+        """Entries being prepared, then those that are ready to join."""
         preparing = self.preparation.entries if self.preparation else []
-        return sum(len(e.rows) for e in (*preparing, *(entry for _, entry in self.ready)))
+        return [*preparing, *(entry for _, entry in self.ready)]
+
+    def in_batch_order(self) -> list[Row]:
+        by_slot = {id(row.slot): row for row in self.rows}
+        return [by_slot[id(slot)] for slot in self.slots.rows()]
 
     @property
     def kv_bytes(self) -> int:
@@ -224,6 +233,7 @@ class WindowGroup:
         spec = entry.rows.popleft()
         try:
             sampler = SamplingSession(spec.sampling, spec.seed, self.graph.vocab_size, spec.exempt)
+            sampler.skip(spec.start)
             sampler.seed_history(entry.ids[:-1])
         except BaseException as error:
             notify(spec.consumer, partial(spec.consumer.fail, error))  # a closure would tie the error to this frame
@@ -233,7 +243,7 @@ class WindowGroup:
             self.slots, slot = prep.slots, entry.state
         else:
             slot = self.slots.join(prep.slots, entry.state, tokens)
-        self.rows.append(Row(spec, sampler, slot, list(entry.ids[:-1]), entry.ids[-1]))
+        self.rows.append(Row(spec, sampler, slot, list(entry.ids[:-1]), entry.ids[-1], drawn=spec.start))
 
     # -- decoding ----------------------------------------------------------------------------------------------------
 
@@ -277,8 +287,7 @@ class WindowGroup:
         geometry = self.limits.geometry
         width = geometry.width_for(1)
         self.slots.reserve(width)
-        by_slot = {id(row.slot): row for row in self.rows}
-        rows = [by_slot[id(slot)] for slot in self.slots.rows()]
+        rows = self.in_batch_order()
         tokens = self._feed_tokens(rows, previous)
         self.slots.begin(width)
         ids = tokens[:, None] if width == 1 else mx.broadcast_to(tokens[:, None], (len(rows), width))
@@ -310,7 +319,7 @@ class WindowGroup:
     def _submit(self, flight: _Flight) -> None:
         # Every state array explicitly: a pending token that is a constant has no graph edge to the state (P17).
         chosen = flight.selection
-        extra = chosen.logprobs.arrays() if chosen.logprobs is not None else []
+        extra = [array for data in (chosen.logprobs, chosen.explained) if data is not None for array in data.arrays()]
         mx.async_eval(chosen.tokens, chosen.finite, *extra, *self.slots.arrays())
 
     def _read(self, flight: _Flight) -> list[Drawn | None]:
@@ -321,7 +330,8 @@ class WindowGroup:
         out: list[Drawn | None] = []
         for i, (token, good) in enumerate(zip(tokens, finite, strict=True)):
             logprobs = chosen.logprobs.read(i) if good and chosen.logprobs is not None else None
-            out.append(Drawn(TokenId(token), logprobs) if good else None)
+            explained = chosen.explained.read(i) if good and chosen.explained is not None else None
+            out.append(Drawn(TokenId(token), logprobs, explained) if good else None)
         return out
 
     def _drain(self) -> None:
@@ -342,6 +352,7 @@ class WindowGroup:
             if token is None:
                 self._end(row, None, ModelError("The model produced no finite score for this row.", "Try another dtype or prompt."))
                 continue
+            self.tokens += 1
             try:
                 reason = row.spec.consumer.deliver(token)
             except BaseException as error:
@@ -392,7 +403,7 @@ class WindowGroup:
     def dispose(self, error: BaseException) -> None:
         """End everything with this error and drop every array. Idempotent."""
         self.fail_active(error)
-        staged = [*(self.preparation.entries if self.preparation else []), *(entry for _, entry in self.ready)]
+        staged = self.staged()
         buffers = [prep.slots for prep in (self.preparation, *(prep for prep, _ in self.ready)) if prep is not None]
         self.preparation = None
         self.ready.clear()
