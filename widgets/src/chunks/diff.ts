@@ -1,0 +1,3 @@
+/** On demand: word differences between answers. */
+
+export { diffArrays, diffLines, diffWordsWithSpace } from "diff";

@@ -1,0 +1,117 @@
+import { describe, expect, it } from "vitest";
+
+import { blockedBy, chatText, NO_BOXES, parseChat, step, turnsAfter, type Act, type Boxes } from "../src/chat_data";
+
+const run = (status: string, text: string) => ({
+  schema: "mlxnb.run/1",
+  status,
+  text,
+  tokens: [],
+  prompt: { messages: null, text: null, prefill: "" },
+});
+const record = (over: object = {}) => ({
+  schema: "mlxnb.chat/1",
+  name: "garden",
+  model: "m",
+  error: null,
+  runs: [run("done", "first"), run("running", "sec")],
+  turns: [
+    { id: "s", role: "system", text: "Be brief." },
+    { id: "u1", role: "user", text: "One?", cell: "[7]" },
+    { id: "a1", role: "assistant", run: 0 },
+    { id: "u2", role: "user", text: "Two?" },
+    { id: "a2", role: "assistant", run: 1 },
+  ],
+  ...over,
+});
+const play = (...acts: Act[]): Boxes => acts.reduce(step, NO_BOXES);
+
+describe("a conversation", () => {
+  it("numbers what was said and takes an answer's text from its run", () => {
+    const chat = parseChat(record())!;
+    expect(chat.turns.map((turn) => [turn.number, turn.text])).toEqual([
+      [0, "Be brief."],
+      [1, "One?"],
+      [2, "first"],
+      [3, "Two?"],
+      [4, "sec"],
+    ]);
+    expect(chat.live?.id).toBe("a2");
+  });
+  it("says how many turns an edit would take away", () => {
+    const chat = parseChat(record())!;
+    expect([turnsAfter(chat, "u1"), turnsAfter(chat, "a2"), turnsAfter(chat, "nobody")]).toEqual([3, 0, 0]);
+  });
+  it("stale turns are shown and neither counted nor copied", () => {
+    const turns = [...record().turns, { id: "old", role: "user", text: "gone", stale: true }];
+    const chat = parseChat(record({ turns }))!;
+    expect(chat.turns.at(-1)).toMatchObject({ stale: true, text: "gone" });
+    expect(turnsAfter(chat, "u2")).toBe(1);
+    expect(chatText(chat)).not.toContain("gone");
+  });
+  it("copies as plain text", () => {
+    expect(chatText(parseChat(record())!)).toContain("You:\nTwo?\n\nm:\nsec");
+  });
+  it.each([null, [], {}, { schema: "mlxnb.chat/9" }].map((raw) => [raw]))("%j is none", (raw) => expect(parseChat(raw)).toBeNull());
+  it("wrong turns and runs do not throw", () => {
+    const chat = parseChat(
+      record({
+        runs: [null, 5],
+        turns: [null, 3, { role: "evil" }, { role: "assistant", run: 99, text: "kept" }, { role: "assistant", run: 0 }, { role: "user", text: {} }],
+      }),
+    )!;
+    expect(chat.turns.map((turn) => [turn.role, turn.text, turn.run])).toEqual([
+      ["assistant", "kept", null],
+      ["assistant", "", null],
+      ["user", "", null],
+    ]);
+    expect(chat.live).toBeNull();
+  });
+});
+
+describe("nothing typed is lost", () => {
+  it("a refused message stays in its box, with the reason", () => {
+    expect(
+      play({ type: "draft", text: "hello" }, { type: "sent", what: "send" }, { type: "refused", message: "The kernel did not answer." }),
+    ).toMatchObject({ draft: "hello", busy: null, error: "The kernel did not answer." });
+  });
+  it("an accepted message leaves its box", () => {
+    expect(play({ type: "draft", text: "hello" }, { type: "sent", what: "send" }, { type: "accepted" })).toEqual(NO_BOXES);
+  });
+  it("what was typed while a message was on its way stays", () => {
+    expect(
+      play({ type: "draft", text: "one" }, { type: "sent", what: "send" }, { type: "draft", text: "one more" }, { type: "accepted" }).draft,
+    ).toBe("one more");
+  });
+  it("a refused edit stays open; an accepted one closes and leaves the draft alone", () => {
+    const edit: Act[] = [
+      { type: "draft", text: "later" },
+      { type: "edit", turn: "u1", text: "One?" },
+      { type: "edit-text", text: "Uno?" },
+      { type: "sent", what: "edit" },
+    ];
+    expect(play(...edit, { type: "refused", message: "" })).toMatchObject({
+      editing: { turn: "u1", text: "Uno?" },
+      draft: "later",
+      error: expect.stringContaining("kernel"),
+    });
+    expect(play(...edit, { type: "accepted" })).toMatchObject({ editing: null, draft: "later" });
+  });
+  it("regenerate and stop touch no box", () => {
+    for (const what of ["regenerate", "stop"] as const)
+      expect(play({ type: "draft", text: "x" }, { type: "sent", what }, { type: "accepted" }).draft).toBe("x");
+  });
+  it("a second command waits for the first", () => {
+    expect(play({ type: "sent", what: "send" }, { type: "sent", what: "edit" }).busy).toBe("send");
+  });
+});
+
+describe("the send box says why it cannot send", () => {
+  it("names each reason", () => {
+    const [busy, idle] = [parseChat(record())!, parseChat(record({ runs: [run("done", "a"), run("stopped", "b")] }))!];
+    expect(blockedBy(idle, NO_BOXES, false)).toMatch(/saved/);
+    expect(blockedBy(busy, NO_BOXES, true)).toMatch(/being written/);
+    expect(blockedBy(idle, play({ type: "sent", what: "send" }), true)).toMatch(/kernel/);
+    expect(blockedBy(idle, NO_BOXES, true)).toBe("");
+  });
+});

@@ -1,0 +1,172 @@
+import { describe, expect, it } from "vitest";
+
+import { advance, columnsOf, EMPTY, lanesOf, memoryOf, parseStatus, placed, type History } from "../src/monitor_data";
+
+const row = (slot: number, id: string, over: object = {}) => ({ slot, id, label: `[${id}]`, phase: "running", tokens: 10, kv_bytes: 100, ...over });
+const status = (t: number, slots: object[], over: object = {}, model: object = {}) => ({
+  state: "ready",
+  t,
+  backend: { device: "cpu" },
+  loading: [],
+  limits: { max_rows: 8 },
+  ended: [],
+  models: [
+    {
+      name: "m",
+      weights: "bf16",
+      weight_bytes: 1000,
+      rows: slots.length,
+      preparing: 0,
+      queue: 0,
+      kv_bytes: 50,
+      steps: t * 10,
+      tokens: t * 20,
+      codec: "bf16",
+      slots,
+      waiting: [],
+      ...model,
+    },
+  ],
+  ...over,
+});
+const fold = (...snapshots: object[]): History => snapshots.reduce<History>((history, raw) => advance(history, parseStatus(raw, 0)!), EMPTY);
+
+describe("rates", () => {
+  it("are differences over the time between two snapshots", () => {
+    const { samples } = fold(status(1, []), status(3, []));
+    expect(samples[1]).toMatchObject({ tokensPerS: 20, forwardsPerS: 10, perForward: 2 });
+  });
+  it("are unknown for the first snapshot and where tokens are not counted", () => {
+    expect(fold(status(1, [])).samples[0]!.tokensPerS).toBeNull();
+    expect(fold(status(1, [], {}, { tokens: null }), status(2, [], {}, { tokens: null })).samples[1]).toMatchObject({
+      tokensPerS: null,
+      forwardsPerS: 10,
+      perForward: null,
+    });
+  });
+  it("a row's own speed comes from its own tokens", () => {
+    expect(fold(status(1, [row(0, "a", { tokens: 10 })]), status(2, [row(0, "a", { tokens: 24 })])).rates.get("a")).toBe(14);
+  });
+});
+
+describe("bars", () => {
+  it("a row that leaves closes its bar, with how it ended", () => {
+    const { spans } = fold(status(1, [row(0, "a"), row(1, "b")]), status(2, [row(0, "b")], { ended: [{ id: "a", how: "stopped" }] }));
+    expect(spans.find((span) => span.id === "a")).toMatchObject({ to: 2, how: "stopped" });
+  });
+  it("the last row moves into the hole: two bars and one move", () => {
+    const { spans, moves } = fold(status(1, [row(0, "a"), row(1, "b"), row(2, "c")]), status(2, [row(0, "c"), row(1, "b")]));
+    expect(moves).toEqual([{ t: 2, id: "c", label: "[c]", from: 2, to: 0 }]);
+    expect(spans.filter((span) => span.id === "c").map((span) => [span.slot, span.how, span.movedIn])).toEqual([
+      [2, "moved", false],
+      [0, "running", true],
+    ]);
+  });
+  it("lanes have no holes in the running rows and never two bars at once", () => {
+    const history = fold(status(1, [row(0, "a"), row(1, "b")]), status(2, [row(0, "b")]), status(3, [row(0, "b"), row(1, "d")]));
+    for (const lane of lanesOf(history, 60)) {
+      const open = lane.spans.filter((span) => span.to === null);
+      expect(open.length).toBeLessThanOrEqual(1);
+    }
+    expect(lanesOf(history, 60)).toHaveLength(8);
+    expect(
+      lanesOf(history, 60)
+        .map((lane) => Boolean(lane.slotNow))
+        .slice(0, 3),
+    ).toEqual([true, true, false]);
+  });
+  it("reading the prompt is the head of a bar and ends when the row runs", () => {
+    const { spans } = fold(status(1, [row(0, "a", { phase: "prefill" })]), status(2, [row(0, "a", { phase: "prefill" })]), status(4, [row(0, "a")]));
+    expect(spans).toHaveLength(1);
+    expect(spans[0]).toMatchObject({ from: 1, promptUntil: 2, to: null });
+  });
+  it("waiting rows have bars of their own, which end when they start", () => {
+    const { waits } = fold(status(1, [], {}, { waiting: [{ id: "q", label: "[4]", why: "memory" }] }), status(2, [row(0, "q")]));
+    expect(waits).toEqual([{ id: "q", label: "[4]", from: 1, to: 2 }]);
+  });
+  it("rows of a second model get lanes after those of the first", () => {
+    const two = status(1, [row(0, "a")]);
+    two.models.push({ ...two.models[0]!, slots: [row(0, "z")] });
+    expect(parseStatus(two, 0)!.slots!.map((slot) => slot.slot)).toEqual([0, 1]);
+  });
+});
+
+describe("time", () => {
+  it("another engine starts the history afresh", () => {
+    expect(fold(status(100, [row(0, "a")]), status(1, [])).samples).toHaveLength(1);
+    expect(fold(status(5, [], {}, { steps: 100 }), status(6, [], {}, { steps: 1 })).samples).toHaveLength(1);
+  });
+  it("the same snapshot twice changes nothing", () => {
+    const history = fold(status(1, []));
+    expect(advance(history, parseStatus(status(1, []), 0)!)).toBe(history);
+  });
+  it("keeps an hour, not more", () => {
+    let history = EMPTY;
+    for (let t = 0; t < 4000; t += 4) history = advance(history, parseStatus(status(t, []), 0)!);
+    expect(history.samples[0]!.t).toBeGreaterThanOrEqual(history.last!.t - 3600);
+  });
+  it("a gap closes bars at the last news instead of drawing through what nobody saw", () => {
+    const { spans } = fold(status(1, [row(0, "a")]), status(100, [row(0, "b")]));
+    expect(spans.find((span) => span.id === "a")!.to).toBe(1);
+  });
+  it("silence means that nothing happened: the plot lies at zero and the next beat counts as one second", () => {
+    const { samples } = fold(status(1, []), status(2, []), status(100, [row(0, "a")], {}, { steps: 25, tokens: 47 }));
+    expect(samples.slice(2).map((one) => [one.t, one.rows, one.tokensPerS])).toEqual([
+      [3, 0, 0],
+      [99, 0, 0],
+      [100, 1, 7],
+    ]);
+  });
+  it("knows since when it is idle", () => {
+    expect(
+      fold(status(1, [row(0, "a")]), status(2, [], {}, { steps: 20 }), status(3, [], {}, { steps: 20 }), status(4, [], {}, { steps: 20 })).idleSince,
+    ).toBe(3);
+    expect(fold(status(1, [row(0, "a")])).idleSince).toBeNull();
+  });
+  it("places bars within the window", () => {
+    expect(placed(30, null, 100, 60)).toEqual({ left: 0, width: 100 });
+    expect(placed(70, 85, 100, 60)).toEqual({ left: 50, width: 25 });
+    expect(placed(0, 10, 100, 60)).toEqual({ left: 0, width: 0 });
+  });
+  it("columns are relative to now", () => {
+    expect(columnsOf(fold(status(1, []), status(2, []), status(3, [])), 1.5).t).toEqual([-1, 0]);
+  });
+});
+
+describe("memory", () => {
+  const parts = (over: object) => memoryOf(parseStatus(status(1, [], over), 0)!)!;
+  it("adds up to the limit", () => {
+    const { parts: all } = parts({ memory: { active_bytes: 1500, cache_bytes: 10, limit_bytes: 4000 } });
+    expect(all.map((part) => [part.kind, part.bytes])).toEqual([
+      ["weights", 1000],
+      ["kv", 50],
+      ["work", 450],
+      ["free", 2500],
+    ]);
+  });
+  it("without figures of the allocator it shows what is known and no free part", () => {
+    expect(parts({}).parts.map((part) => part.kind)).toEqual(["weights", "kv"]);
+    expect(parts({}).limit).toBeNull();
+  });
+});
+
+describe("hostile snapshots", () => {
+  it.each([null, 3, [], {}, { state: 4 }].map((raw) => [raw]))("%j is none", (raw) => expect(parseStatus(raw, 0)).toBeNull());
+  it("wrong types anywhere give a picture with less in it", () => {
+    const odd = {
+      state: "ready",
+      t: "x",
+      models: [null, { slots: [null, 3, { slot: -1, id: "a" }, { slot: 1e9, id: "b" }, { slot: 0 }], waiting: {}, rows: "8", steps: -5 }],
+      limits: [],
+      ended: {},
+      memory: "x",
+      loading: [1],
+    };
+    const history = advance(EMPTY, parseStatus(odd, 12)!);
+    expect(history.last).toMatchObject({ t: 12, rows: 0, steps: 0, slots: [], waiting: [], memory: null });
+    expect(lanesOf(history, 60)).toHaveLength(1);
+  });
+  it("an engine that does not tell its rows has no lanes", () => {
+    expect(parseStatus(status(1, [], {}, { slots: undefined }), 0)!.slots).toBeNull();
+  });
+});
