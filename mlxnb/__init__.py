@@ -21,6 +21,9 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "load": "mlxnb.api",
+    "monitor": "mlxnb.views",
+    "playground": "mlxnb.playground",
+    "stepper": "mlxnb.stepper",
     "Run": "mlxnb.run",
     "RunGroup": "mlxnb.run",
     "MlxnbError": "mlxnb_engine.errors",
@@ -42,6 +45,9 @@ __all__ = [
     "__version__",
     "load",
     "load_ipython_extension",
+    "monitor",
+    "playground",
+    "stepper",
     "unload_ipython_extension",
 ]
 

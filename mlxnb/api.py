@@ -7,13 +7,15 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, Unpack
 
+from mlxnb_engine import policy
 from mlxnb_engine.client import CompletionClient
 from mlxnb_engine.config import DTYPES
 from mlxnb_engine.errors import RequestError
-from mlxnb_engine.types import CompletionRequest, Message
+from mlxnb_engine.types import CompletionRequest, Continued, Message, TokenId
 
 from . import notices
 from .ask import Options, Prompt, build_request, check_names, checked_text, prompt_text
@@ -57,6 +59,13 @@ def _in_ipython() -> bool:
     """Whether IPython runs here, so that somebody reads what is printed; it is not imported to find out."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and ipython.get_ipython() is not None
+
+
+def open_model(model: LanguageModel | str | None) -> LanguageModel:
+    """A model by name over the kernel's engine, without waiting for its load."""
+    from .runtime import client as shared
+
+    return model if isinstance(model, LanguageModel) else LanguageModel(model or "", None, shared())
 
 
 def _show_load(run: LoadRun) -> None:
@@ -103,6 +112,24 @@ class LanguageModel:
         target = self.generate(prompt, wait=False, **options)
         await _ended(target)
         return _checked(target)
+
+    def inspect(self, prompt: Prompt, tokens: Sequence[int] = (), *, candidates: int = 20, **options: Unpack[Options]) -> dict[str, Any]:
+        """How the next token would be chosen after `prompt` and the answer so far (`tokens`, ids): one step, every stage of it.
+
+        Returns {"position", "text" (of the answer so far), "chosen" (id), "seed", "stages", "candidates"}; a candidate has "id",
+        "text" and its score at each stage, and "dropped_by" names the filter that dropped it (`sampling.ExplainData.read`).
+        """
+        request = self.request(prompt, options)
+        sampling = replace(request.sampling, explain=candidates)
+        kept = tuple(Continued(TokenId(int(token))) for token in tokens)
+        request = replace(request, sampling=sampling, continuation=kept, max_tokens=len(kept) + 1, samples=1, stop=())
+        run = _settled(self._submit(request, {})[0])
+        assert isinstance(run, Run)
+        if len(run.tokens) <= len(kept):
+            raise RequestError("The answer so far has ended: there is no next token.", "Take back its last token.")
+        last = run.tokens[len(kept)]
+        text = "".join(token.text for token in run.tokens[: len(kept)])
+        return {"position": len(kept), "text": text, "chosen": last.id, "seed": run.seed, **(last.explained or {})}
 
     # -- many prompts ------------------------------------------------------------------------------------------------
 
@@ -155,6 +182,14 @@ class LanguageModel:
         check_names(options)
         return build_request(prompt, {**options, "model": self.name, "dtype": self.dtype})
 
+    def in_force(self, request: CompletionRequest) -> dict[str, Any]:
+        """The settings by which this request is answered, by the names of `Options`: given, else the model's own, else ours.
+
+        A model that is not loaded yet has not said its own.
+        """
+        resolved = policy.with_model(request, self.info.get("defaults", {}))
+        return {**asdict(replace(resolved.sampling, hlg=None)), "max_tokens": resolved.max_tokens, "thinking": resolved.thinking}
+
     def _submit(self, request: CompletionRequest, labels: Mapping[str, Any]) -> list[Run]:
         generations = self._client.submit(request)
         many = len(generations) > 1
@@ -165,9 +200,11 @@ class LanguageModel:
 
 
 class Chat:
-    """A linear conversation kept as text. Not for several threads at once.
+    """A linear conversation kept as text. Any thread; one answer at a time.
 
     Invariant: only a complete answer enters it, together with its question; a failed or stopped turn leaves it as it was.
+    answers: the run of each answer in it. last: the newest question with its run, whatever became of it. changed: called
+    after a turn was begun or taken back.
     """
 
     def __init__(self, model: LanguageModel, options: Mapping[str, Any]) -> None:
@@ -176,6 +213,10 @@ class Chat:
         self._options = dict(options)
         self._turns: list[Message] = []
         self._open: tuple[Message, Run] | None = None
+        self._lock = threading.RLock()
+        self.answers: list[Run] = []
+        self.last: tuple[Message, Run] | None = None
+        self.changed: list[Callable[[], object]] = []
         self.system: str | None = self._options.pop("system", None)
 
     def send(self, text: str, *, wait: bool = True, **options: Unpack[Options]) -> Run:
@@ -183,17 +224,20 @@ class Chat:
 
         Raises the typed error of a failed turn; the same text may be sent again.
         """
-        self._settle()
-        if self._open is not None:
-            raise RequestError("The last answer is still being written.", "Wait for it with run.wait(), or stop it with run.cancel().")
-        merged: dict[str, Any] = {**self._options, **options}
-        if merged.get("n", 1) != 1:
-            raise RequestError("A turn of a chat is one answer.", "Use LanguageModel.generate(chat.messages, n=...) to compare answers.")
-        system = merged.pop("system", None)
-        question = Message("user", checked_text(text, "The message"))
-        opening = [Message("system", chosen)] if (chosen := system if system is not None else self.system) else []
-        run = self._model.stream([*opening, *self._turns, question], **merged)
-        self._open = (question, run)
+        with self._lock:
+            self._settle()
+            if self._open is not None:
+                raise RequestError("The last answer is still being written.", "Wait for it with run.wait(), or stop it with run.cancel().")
+            merged: dict[str, Any] = {**self._options, **options}
+            if merged.get("n", 1) != 1:
+                raise RequestError("A turn of a chat is one answer.", "Use model.generate(chat.messages, n=...) to compare answers.")
+            system = merged.pop("system", None)
+            question = Message("user", checked_text(text, "The message"))
+            opening = [Message("system", chosen)] if (chosen := system if system is not None else self.system) else []
+            run = self._model.stream([*opening, *self._turns, question], **merged)
+            self._open = (question, run)
+            self.last = self._open
+        self._tell()
         if wait:
             try:
                 run.result()
@@ -206,10 +250,42 @@ class Chat:
         return self.send(text, wait=False, **options)
 
     def _settle(self) -> None:
-        if self._open is not None and self._open[1].done:
-            (question, run), self._open = self._open, None
-            if run.finish_reason in ("stop", "length"):
-                self._turns += [question, Message("assistant", run.answer)]
+        with self._lock:
+            if self._open is not None and self._open[1].done:
+                (question, run), self._open = self._open, None
+                if run.finish_reason in ("stop", "length"):
+                    self._turns += [question, Message("assistant", run.answer)]
+                    self.answers.append(run)
+
+    def _tell(self) -> None:
+        for changed in list(self.changed):
+            changed()
+
+    def back(self, turns: int) -> None:
+        """Keep only the first `turns` questions with their answers. Raises RequestError while an answer is being written."""
+        with self._lock:
+            self._settle()
+            if self._open is not None:
+                raise RequestError("The last answer is still being written.", "Wait for it, or stop it.")
+            del self._turns[2 * turns :], self.answers[turns:]
+            self.last = None
+        self._tell()
+
+    def show(self) -> None:
+        """Show the conversation in the current cell, live: one can go on with it there."""
+        from .chatview import show
+
+        show(self)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        from .chatview import chat_bundle
+
+        return chat_bundle(self)
+
+    @property
+    def model(self) -> str:
+        """The name of the model, as far as it is known."""
+        return self._model.name or str(self._model.info.get("name", ""))
 
     @property
     def messages(self) -> list[dict[str, str]]:
@@ -220,10 +296,13 @@ class Chat:
 
     def reset(self) -> None:
         """Forget every turn, stop one that is being written, keep the system message."""
-        if self._open is not None:
-            self._open[1].cancel()
-        self._open = None
-        self._turns.clear()
+        with self._lock:
+            if self._open is not None:
+                self._open[1].cancel()
+            self._open = self.last = None
+            self._turns.clear()
+            self.answers.clear()
+        self._tell()
 
     def __len__(self) -> int:
         self._settle()

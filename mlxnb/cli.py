@@ -1,4 +1,4 @@
-"""The `mlxnb` command: doctor, fetch, demo. Typed errors become one sentence; nothing here imports MLX."""
+"""The `mlxnb` command: doctor, fetch, demo, kernel. Typed errors become one sentence; nothing here imports MLX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from mlxnb_engine import config
 from mlxnb_engine.errors import MlxnbError, RequestError
@@ -101,7 +101,20 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("notebook", nargs="?", metavar="NOTEBOOK", help="default: the quickstart that comes with mlxnb")
     demo.add_argument("--output", metavar="FOLDER", default=OUTPUT_DIR, help="where the results go (default: %(default)s)")
     demo.set_defaults(command=_demo)
+    _add_kernel(commands)
     return parser
+
+
+def _add_kernel(commands: Any) -> None:
+    kernel = commands.add_parser("kernel", help='install or remove the Jupyter kernel "Python (MLX)" of this Python')
+    actions = kernel.add_subparsers(required=True, metavar="ACTION")
+    for name, what, command in (("install", "for this user", _kernel_install), ("remove", "from this user's folder", _kernel_remove)):
+        action = actions.add_parser(name, help=f"{name} it; without an option, {what}")
+        where = action.add_mutually_exclusive_group()
+        where.add_argument("--user", action="store_true", help="the user's own folder (the default)")
+        where.add_argument("--sys-prefix", action="store_true", help="the environment of this Python")
+        where.add_argument("--prefix", metavar="FOLDER", type=Path, help="FOLDER/share/jupyter/kernels")
+        action.set_defaults(command=command)
 
 
 def _version() -> str:
@@ -157,3 +170,21 @@ def _demo(arguments: argparse.Namespace) -> int:
     executed, page, good = demo.run(notebook, Path(arguments.output), folder=folder)
     print(f"\n{'Done.' if good else 'A cell failed; what ran until then is kept.'}\n  notebook  {executed}\n  web page  {page}")
     return 0 if good else 1
+
+
+def _prefix(arguments: argparse.Namespace) -> Path | None:
+    return Path(sys.prefix) if arguments.sys_prefix else arguments.prefix
+
+
+def _kernel_install(arguments: argparse.Namespace) -> int:
+    from . import kernel
+
+    print(f'kernel "{kernel.DISPLAY_NAME}": {kernel.install(_prefix(arguments))}')
+    return 0
+
+
+def _kernel_remove(arguments: argparse.Namespace) -> int:
+    from . import kernel
+
+    print(f"removed {kernel.remove(_prefix(arguments))}")
+    return 0

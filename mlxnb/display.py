@@ -6,13 +6,13 @@ import atexit
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from IPython.core.getipython import get_ipython
 
 from .render import STOP_HINT, Renderer, check_view
-from .routing import Route, is_batch, is_terminal, route_here
-from .run import Run, RunGroup
+from .routing import KernelRoute, Route, is_batch, is_terminal, route_here
+from .run import LoadRun, Run, RunGroup
 from .sanitize import bundle, preformatted
 
 INTERVAL_S = 0.25
@@ -20,6 +20,8 @@ INTERVAL_S = 0.25
 RENDER_SHARE = 5.0
 """An update waits at least this many times what the last one took to render, so that showing stays cheap beside decoding."""
 LONGEST_INTERVAL_S = 5.0
+SHORTEST_WAIT_S = 0.05
+"""A live view is looked at this often; when something leaves is for its session to say."""
 IDLE_S = 5.0
 """The thread ends after this long without a display; the next display starts a new one."""
 
@@ -27,6 +29,24 @@ IDLE_S = 5.0
 class Screen(Protocol):
     """Where a rendered target goes. `draw` replaces what was there; `close` comes once, after the last `draw`."""
 
+    threaded: bool
+
+    def draw(self, renderer: Renderer, final: bool) -> None: ...
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """A screen that knows itself when it is due: a time of the monotonic clock, or None for the publication's own pace."""
+
+    def pace(self) -> float | None: ...
+
+
+@runtime_checkable
+class Growing(Protocol):
+    """A screen whose target may get more runs; it calls `again` with the new target."""
+
+    again: Callable[[RunGroup], None]
     threaded: bool
 
     def draw(self, renderer: Renderer, final: bool) -> None: ...
@@ -41,10 +61,18 @@ class CellScreen:
         self.threaded = route.threaded
 
     def draw(self, renderer: Renderer, final: bool) -> None:
-        self._route.send(renderer.mime())
+        self._route.send(renderer.mime(saved=final))
 
     def close(self) -> None:
         pass
+
+
+class Step(Protocol):
+    """What the publisher thread looks at: `step` never raises, and says in how many seconds to ask again."""
+
+    @property
+    def over(self) -> bool: ...
+    def step(self, now_please: bool = False) -> float: ...
 
 
 class Publication:
@@ -56,6 +84,7 @@ class Publication:
 
     def __init__(self, renderer: Renderer, screen: Screen | None, quiet: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self._renderer = renderer
+        self._awaited = renderer.target
         self._screen = screen
         self._quiet = quiet
         self._clock = clock
@@ -86,13 +115,15 @@ class Publication:
                 return LONGEST_INTERVAL_S
             final = self._renderer.target.done
             now = self._clock()
-            if not final and not now_please and (self._quiet or now < self._next):
-                return INTERVAL_S if self._quiet else min(INTERVAL_S, self._next - now)
-            if final or self._renderer.changed():
+            live = self._screen.pace() if isinstance(self._screen, Paced) else None
+            due = self._next if live is None else live
+            if not final and not now_please and (self._quiet or now < due):
+                return INTERVAL_S if self._quiet else min(INTERVAL_S, due - now)
+            if final or live is not None or self._renderer.changed():
                 self._draw(final)
                 took = self._clock() - now
                 self._next = now + min(LONGEST_INTERVAL_S, max(INTERVAL_S, RENDER_SHARE * took))
-            return INTERVAL_S
+            return INTERVAL_S if live is None else SHORTEST_WAIT_S
 
     def _draw(self, final: bool) -> None:
         assert self._screen is not None
@@ -128,16 +159,22 @@ class Publication:
         if self._screen is None or self.over:
             return True
         if not self._screen.threaded:
-            self._renderer.target.wait(timeout_s)
+            self._awaited.wait(timeout_s)
             self.step()
             return self.over
         deadline = self._clock() + timeout_s
-        self._renderer.target.wait(timeout_s)
+        self._awaited.wait(timeout_s)
         _PUBLISHER.wake()
         if self._renderer.target.done:
             return self._over.wait(max(0.5, deadline - self._clock()))
         self.step(now_please=True)
         return self.over
+
+    def extend(self, target: RunGroup) -> bool:
+        """Show this target instead, which has more runs; False if the final state was drawn already."""
+        with self._drawing:
+            self._renderer.retarget(target)
+            return not self._over.is_set()
 
 
 class Publisher:
@@ -150,10 +187,11 @@ class Publisher:
         self._news = threading.Condition()
         self._woken = False
         self._stopped = False
-        self._live: list[Publication] = []
+        self._live: list[Step] = []
+        self._flushes: list[Callable[[], object]] = []
         self._thread: threading.Thread | None = None
 
-    def add(self, publication: Publication) -> None:
+    def add(self, publication: Step) -> None:
         with self._news:
             self._live.append(publication)
             self._woken = True
@@ -161,6 +199,12 @@ class Publisher:
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._work, name="mlxnb-display", daemon=True)
                 self._thread.start()
+
+    def after(self, flush: Callable[[], object]) -> None:
+        """Call this after each round of draws, once however often it is asked for."""
+        with self._news:
+            if flush not in self._flushes:
+                self._flushes.append(flush)
 
     def wake(self) -> None:
         """Look at every display now."""
@@ -186,8 +230,13 @@ class Publisher:
                     self._thread = None
                     return
                 self._woken = False
-                live = list(self._live)
+                live, flushes = list(self._live), list(self._flushes)
             wait_s = min((publication.step() for publication in live), default=IDLE_S)
+            for flush in flushes:
+                try:
+                    flush()
+                except Exception:  # a front end that went away must not stop the displays of the others
+                    pass
             with self._news:
                 self._live = [publication for publication in self._live if not publication.over]
 
@@ -218,23 +267,63 @@ def publish(
     if view == "none" or shell is None:
         return Publication(renderer, None, quiet=True)
     quiet = is_batch(shell)
-    publication = Publication(renderer, _screen(target, shell, background), quiet)
-    screen = publication._screen
+    screen = _screen(renderer, shell, background, quiet)
+    publication = Publication(renderer, screen, quiet)
     if screen is None:
         return publication
     if background and (quiet or not screen.threaded):
         screen.draw(renderer, target.done)
     elif not quiet and screen.threaded:
         publication.step()  # in the cell's own thread, so that the output stands where the cell made it
+    if isinstance(screen, Growing):
+        _let_grow(screen, publication)
     if screen.threaded and not publication.over:
         _PUBLISHER.add(publication)
     return publication
 
 
-def _screen(target: Run | RunGroup, shell: Any, background: bool) -> Screen | None:
+def _let_grow(screen: Growing, publication: Publication) -> None:
+    """Rows that are added while it lives join it; later ones get a publication of their own on the same screen."""
+    now = publication
+
+    def again(target: RunGroup) -> None:
+        nonlocal now
+        if not now.extend(target):
+            now = Publication(now._renderer, screen, quiet=False)
+            _PUBLISHER.add(now)
+
+    screen.again = again
+
+
+def _screen(renderer: Renderer, shell: Any, background: bool, quiet: bool) -> Screen | None:
     if is_terminal(shell):
         from .terminal import terminal_screen
 
         return terminal_screen(background)
     route = route_here(shell)
-    return None if route is None else CellScreen(route)
+    if route is None:
+        return None
+    target = renderer.target
+    if not quiet and not isinstance(target, LoadRun) and isinstance(route, KernelRoute):
+        from .live import usable
+
+        if usable(route):
+            return _live_screen(renderer, shell, route)
+    return CellScreen(route)
+
+
+def _live_screen(renderer: Renderer, shell: Any, route: KernelRoute) -> Screen:
+    """A live view, whose later rows are shown by a publication of their own once this one is over."""
+    from .frontend import session_of
+    from .live import LiveScreen
+
+    session = session_of(shell)
+    screen = LiveScreen(session, route, renderer)
+    _PUBLISHER.after(session.flush)
+    return screen
+
+
+def follow(step: Step, flush: Callable[[], object]) -> None:
+    """Let the publisher thread look at this until it is over, and flush after each round."""
+    _PUBLISHER.after(flush)
+    _PUBLISHER.add(step)

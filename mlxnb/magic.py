@@ -14,7 +14,7 @@ from traitlets import TraitError, TraitType
 from mlxnb_engine import policy
 from mlxnb_engine.errors import MlxnbError, RequestError, error_from
 
-from . import notices, options, runtime
+from . import comm, notices, options, runtime
 from .interrupts import Guard, say_instead
 
 if TYPE_CHECKING:
@@ -328,6 +328,7 @@ def install(shell: InteractiveShell) -> None:
         shell.Completer.custom_matchers.append(here.completer.match)
     shell.events.register("pre_run_cell", here.hooks.before)
     shell.events.register("post_run_cell", here.hooks.after)
+    comm.listen(shell)
 
 
 def uninstall(shell: InteractiveShell, stop_engine: bool = True) -> None:
@@ -347,7 +348,14 @@ def uninstall(shell: InteractiveShell, stop_engine: bool = True) -> None:
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("mlx", None)
     if stop_engine:
+        comm.close_views(shell)
         runtime.close()
+
+
+def installed(shell: Any) -> Installed | None:
+    """What stands in this shell now, if anything."""
+    here: Installed | None = getattr(shell, _KEY, None)
+    return here
 
 
 class _Hooks:

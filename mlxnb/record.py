@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 from mlxnb_engine import events as ev
 from mlxnb_engine.types import CompletionRequest
 
-SCHEMA = "mlxnb.run/1"
+from .packing import exact_integers, pack
+from .schema import GROUP_SCHEMA, MAX_TABLE_BYTES, RUN_SCHEMA
 
 
 def record(request: CompletionRequest, facts: Mapping[str, Any]) -> dict[str, Any]:
     """A record of this request with these facts about its run. A number that JSON has not is "inf", "-inf" or "nan"."""
-    whole = {"schema": SCHEMA, **facts, "request": request_options(request), "prompt": _prompt_record(request)}
+    whole = {"schema": RUN_SCHEMA, **facts, "request": request_options(request), "prompt": _prompt_record(request)}
     return {key: plain(value) for key, value in whole.items()}
 
 
 def request_options(request: CompletionRequest) -> dict[str, Any]:
-    """The options of a request as JSON values, prompt left out."""
-    options = asdict(request)
-    for name in ("messages", "text", "prefill", "id"):
+    """The options of a request as JSON values, prompt left out. Of tokens it goes on from only how many: they are in the run."""
+    options = asdict(replace(request, messages=None, text=None, continuation=()))
+    for name in ("messages", "text", "prefill", "id", "continuation"):
         options.pop(name)
+    if request.continuation:
+        options["continued"] = len(request.continuation)
     return options
 
 
@@ -35,9 +39,66 @@ def _prompt_record(request: CompletionRequest) -> dict[str, Any]:
 def token_record(token: ev.TokenRecord) -> dict[str, Any]:
     """A token without the fields that were not captured."""
     record: dict[str, Any] = {"id": token.id, "text": token.text, "origin": token.origin, "t": round(token.t, 6)}
+    if token.by_hand:
+        record["by_hand"] = True
     if token.logprob is not None:
         record |= {"logprob": token.logprob, "rank": token.rank, "top": [asdict(alternative) for alternative in token.top]}
     return record
+
+
+def group_record(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> dict[str, Any]:
+    """The record of several runs. labels: a heading for each."""
+    return {"schema": GROUP_SCHEMA, "runs": list(runs), "labels": [plain(label) for label in labels]}
+
+
+TOO_LARGE = "The tokens were too many to save with this output: more than {} kB."
+NO_ALTERNATIVES = "The alternatives of each token were too many to save with this output."
+
+
+def saved(record: Mapping[str, Any], extra: Mapping[str, str] | None = None, budget: int = MAX_TABLE_BYTES) -> dict[str, Any]:
+    """A run or group record as it goes into a notebook file or a view: token tables packed, exact in JavaScript.
+
+    extra: `key` and `view`. budget: bytes for the tables of all its runs, in equal shares. A table over its share loses its
+    alternatives, then goes altogether, and `tokens_note` says so.
+    """
+    runs = record.get("runs")
+    if runs is None:
+        return {**_packed(record, budget), **(extra or {})}
+    share = budget // max(1, len(runs))
+    return {**record, "runs": [_packed(run, share) for run in runs], **(extra or {})}
+
+
+def _packed(record: Mapping[str, Any], budget: int) -> dict[str, Any]:
+    tokens = record["tokens"]
+    rest = {name: value if name in ("text", "prompt") else exact_integers(value) for name, value in record.items() if name != "tokens"}
+    if not tokens:
+        return {**rest, "tokens": tokens}
+    table, note = pack(tokens), ""
+    if size(table) > budget and "top" in table:
+        table, note = pack(tokens, alternatives=False), NO_ALTERNATIVES
+    if size(table) > budget:
+        return {**rest, "tokens": None, "tokens_note": TOO_LARGE.format(budget // 1024)}
+    if "".join(token["text"] for token in tokens) == record["text"]:
+        rest["text"] = None  # the table has it
+    return {**rest, "tokens": table, **({"tokens_note": note} if note else {})}
+
+
+def size(value: Any) -> int:
+    """Bytes as JSON in UTF-8."""
+    return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def label_of(labels: Mapping[str, Any], index: int) -> str:
+    """The labels of a run as a heading: `temp 0.7, sample 2`. The index of an item is for the frame; its other columns tell it here."""
+    labels = {name: value for name, value in labels.items() if name != "index"} or labels
+    return ", ".join(f"{name} {short_value(value)}" for name, value in labels.items()) or f"sample {index}"
+
+
+def short_value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    shown = str(value).replace("\n", " ")
+    return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
 def plain(value: Any) -> Any:

@@ -8,6 +8,8 @@ from typing import Any, Literal, get_args
 from mlxnb_engine import events as ev
 from mlxnb_engine.errors import RequestError
 
+from . import record
+from .record import short_value
 from .run import LoadRun, Run, RunGroup
 from .sanitize import (
     ORIGIN_UNDERLINES,
@@ -22,6 +24,7 @@ from .sanitize import (
     token_span,
     underline_sample,
 )
+from .schema import RUN_MIME
 
 View = Literal["answer", "tokens", "raw", "none"]
 VIEWS: tuple[str, ...] = get_args(View)
@@ -233,6 +236,8 @@ class Renderer:
     def __init__(self, target: Run | RunGroup, view: str = "answer", *, stop_hint: str = STOP_HINT, errors: bool = True) -> None:
         """stop_hint: how to stop what runs. errors: False if whoever shows this raises the error of a failed run as well."""
         self.target = target
+        self.key = ""
+        """Under which the kernel knows this output, if it takes commands for it."""
         self.view = check_view(view)
         self.stop_hint = stop_hint
         self.errors = errors
@@ -330,8 +335,19 @@ class Renderer:
             return plain_run(self.target, self.errors)
         return "\n\n".join(f"[{label_of(run, index)}]\n{plain_run(run, self.errors)}" for index, run in enumerate(self.target))
 
-    def mime(self) -> dict[str, str]:
-        return bundle(self.html(), self.plain())
+    def mime(self, saved: bool = False) -> dict[str, Any]:
+        """What the output shows now. saved: it stays, so the record goes with it, for views that open without a kernel."""
+        shown: dict[str, Any] = dict(bundle(self.html(), self.plain()))
+        if saved and self.view != "none" and not isinstance(self.target, LoadRun):
+            extra = {"view": self.view, **({"key": self.key} if self.key else {})}
+            shown[RUN_MIME] = record.saved(self.target.to_dict(), extra)
+        return shown
+
+    def retarget(self, target: Run | RunGroup) -> None:
+        """Show this target from now on: the same one with more runs."""
+        self.target = target
+        self._bodies.clear()
+        self._shown = None
 
 
 def _nothing(run: Run) -> SafeHtml:
@@ -353,22 +369,14 @@ def plain_run(run: Run, errors: bool = True) -> str:
     return run.answer if run.text or run.done else progress_line(run)
 
 
-def short_value(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:g}"
-    shown = str(value).replace("\n", " ")
-    return shown if len(shown) <= 60 else shown[:57] + "..."
-
-
 def label_of(run: Run, index: int) -> str:
-    """The labels as a heading: `temp 0.7, sample 2`. The index of an item is for the frame; its other columns tell it here."""
-    labels = {name: value for name, value in run.labels.items() if name != "index"} or run.labels
-    return ", ".join(f"{name} {short_value(value)}" for name, value in labels.items()) or f"sample {index}"
+    """The labels as a heading: `temp 0.7, sample 2`."""
+    return record.label_of(run.labels, index)
 
 
-def run_bundle(run: Run, view: str = "answer") -> dict[str, str]:
-    return Renderer(run, view).mime()
+def run_bundle(run: Run, view: str = "answer") -> dict[str, Any]:
+    return Renderer(run, view).mime(saved=run.done)
 
 
-def group_bundle(group: RunGroup, view: str = "answer") -> dict[str, str]:
-    return Renderer(group, view).mime()
+def group_bundle(group: RunGroup, view: str = "answer") -> dict[str, Any]:
+    return Renderer(group, view).mime(saved=group.done)

@@ -50,7 +50,9 @@ class CellClock:
         return parent
 
     def _began(self) -> None:
-        self.parent()
+        # A comm's message also fires the hooks, on any thread: it is no cell, and outputs must not go to it.
+        if message_type(self._shell.kernel.get_parent("shell") or {}) == "execute_request":
+            self.parent()
 
     def _ended(self) -> None:
         parent = self._shell.kernel.get_parent("shell") or {}
@@ -63,6 +65,11 @@ class CellClock:
             if message_id(owner) in self._running or not self._newest:
                 return owner
             return next(reversed(self._running.values()), self._newest)
+
+
+def message_type(parent: Mapping[str, Any]) -> str:
+    header = parent.get("header") or {}
+    return str(header.get("msg_type", ""))
 
 
 def message_id(parent: Mapping[str, Any]) -> str:
@@ -82,6 +89,8 @@ class KernelRoute:
         self._lock = threading.Lock()
         self._shown = False
         self.display_id = uuid.uuid4().hex
+        self.cell_id = str((self._owner.get("metadata") or {}).get("cellId", ""))
+        """The notebook's own id of the cell, where the front end tells it."""
         sys.stdout.flush()  # what the cell printed before stays before
 
     def send(self, data: Mapping[str, Any]) -> None:

@@ -5,19 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from mlxnb_engine import events as ev
-from mlxnb_engine.errors import MlxnbError, error_from
+from mlxnb_engine.errors import MlxnbError, RequestError, error_from
 from mlxnb_engine.session import Generation, Timing
-from mlxnb_engine.types import CompletionRequest
+from mlxnb_engine.types import CompletionRequest, Continued, TokenId
 
 from .interrupts import say_instead
-from .record import record, token_record
+from .record import group_record, label_of, plain, record, token_record
 
 if TYPE_CHECKING:
     import pandas
+
+    from mlxnb_engine.client import CompletionClient
 
 STATUSES = ("waiting", "loading", "prefill", "running", "done", "stopped", "failed")
 
@@ -77,6 +79,35 @@ class Run:
         entry = self._phases.setdefault((event.kind, phase), {"kind": event.kind, **({"phase": phase} if phase else {}), "t": event.t})
         entry["until"] = event.t
         entry.update(figures)
+
+    # -- going on from it --------------------------------------------------------------------------------------------
+
+    def branch(self, at: int, token: int | None = None, *, client: CompletionClient | None = None) -> Run:
+        """Go on from position `at` as a new row: the tokens before it are kept, and `token`, if given, stands there.
+
+        at: 0 to len(tokens). token: an id, for example of an alternative; None draws that position anew. The draws that
+        follow use this run's seed at their own positions, so a branch with the run's own token repeats the run.
+        Raises RequestError for a position or an id that cannot be.
+        """
+        kept = self.tokens
+        if not isinstance(at, int) or isinstance(at, bool) or not 0 <= at <= len(kept):
+            raise RequestError(f"at={at!r} is not a position of this run.", f"It has {len(kept)} tokens: give 0 to {len(kept)}.")
+        if token is not None and (not isinstance(token, int) or isinstance(token, bool) or token < 0):
+            raise RequestError(f"token={token!r} is not a token id.", "Take one from run.tokens[i].id or an alternative's id.")
+        continuation = tuple(Continued(TokenId(t.id), t.origin, t.by_hand) for t in kept[:at])
+        if token is not None:
+            continuation += (Continued(TokenId(token), by_hand=True),)
+        from . import runtime
+
+        request = replace(
+            self.request,
+            id=runtime.new_request_id(),
+            samples=1,
+            sampling=replace(self.request.sampling, seed=self.seed),
+            continuation=continuation,
+        )
+        engine = client if client is not None else runtime.client()
+        return Run(engine.submit(request)[0], {**self.labels, "branch": at})
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -298,38 +329,41 @@ class Run:
 
     # -- as data -----------------------------------------------------------------------------------------------------
 
+    def facts(self) -> dict[str, Any]:
+        """The fields of the record that may change while it lives; text and tokens left out."""
+        with self._lock:
+            self._absorb()
+            end = self._end
+            known = {
+                "id": self.id,
+                "status": self.status,
+                "stopping": self.stopping,
+                "model": self.model,
+                "labels": self.labels,
+                "usage": self.usage,
+                "seed": {"value": self.seed, "explicit": self._started.seed_explicit if self._started else None},
+                "finish_reason": self.finish_reason,
+                "stop": end.stop if isinstance(end, ev.Finished) else None,
+                "error": {"kind": end.error, "message": end.message, "hint": end.hint} if isinstance(end, ev.Failed) else None,
+                "timing": asdict(self.timing),
+                "phases": list(self._phases.values()),
+            }
+            return {name: plain(value) for name, value in known.items()}
+
     def to_dict(self) -> dict[str, Any]:
         """The RunRecord: plain JSON values, schema "mlxnb.run/1".
 
         A number that JSON has not is the string "inf", "-inf" or "nan".
         """
         with self._lock:
-            self._absorb()
-            end = self._end
-            return record(
-                self.request,
-                {
-                    "id": self.id,
-                    "status": self.status,
-                    "model": self.model,
-                    "labels": self.labels,
-                    "text": self.text,
-                    "tokens": [token_record(token) for token in self._tokens],
-                    "usage": self.usage,
-                    "seed": {"value": self.seed, "explicit": self._started.seed_explicit if self._started else None},
-                    "finish_reason": self.finish_reason,
-                    "stop": end.stop if isinstance(end, ev.Finished) else None,
-                    "error": {"kind": end.error, "message": end.message, "hint": end.hint} if isinstance(end, ev.Failed) else None,
-                    "timing": asdict(self.timing),
-                    "phases": list(self._phases.values()),
-                },
-            )
+            facts = self.facts()
+            return record(self.request, {**facts, "text": self.text, "tokens": [token_record(token) for token in self._tokens]})
 
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= 60 else self.text[:57] + "..."
         return f"<Run {self.id} {self.status}, {self.token_count} tokens: {text!r}>"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         from .render import run_bundle
 
         return run_bundle(self)
@@ -399,12 +433,13 @@ class RunGroup(Sequence[Run]):
         return pandas.DataFrame([_line(run) for run in self])
 
     def to_dict(self) -> dict[str, Any]:
-        return {"schema": "mlxnb.group/1", "runs": [run.to_dict() for run in self]}
+        """The group record: the RunRecord and the heading of each run."""
+        return group_record([run.to_dict() for run in self], [label_of(run.labels, index) for index, run in enumerate(self)])
 
     def __repr__(self) -> str:
         return f"<RunGroup of {len(self)}, {sum(run.done for run in self)} done>"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         from .render import group_bundle
 
         return group_bundle(self)

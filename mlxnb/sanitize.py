@@ -20,6 +20,7 @@ import nh3
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
 from markdown_it.rules_block import StateBlock
+from markdown_it.rules_core import StateCore
 from markdown_it.rules_inline import StateInline
 from markdown_it.token import Token
 
@@ -158,6 +159,40 @@ def _deep_rule(state: StateBlock, start: int, end: int, silent: bool) -> bool:
     return True
 
 
+def _empty_rule(state: StateCore) -> None:
+    """An empty block is its mark as text: "42." alone is an answer and no list, "#" no heading. A list counts as empty as a whole."""
+    found: list[Token] = []
+    at = 0
+    while at < len(state.tokens):
+        first = state.tokens[at]
+        length, marks = _empty_at(state.tokens, at)
+        if length:
+            found.append(Token("paragraph_open", "p", 1, map=first.map, level=first.level, block=True))
+            found.append(Token("inline", "", 0, map=first.map, level=first.level + 1, block=True, content=marks, children=[]))
+            found.append(Token("paragraph_close", "p", -1, level=first.level, block=True))
+        else:
+            found.append(first)
+        at += length or 1
+    state.tokens = found
+
+
+def _empty_at(tokens: list[Token], start: int) -> tuple[int, str]:
+    """How many tokens the empty block that begins here has, 0 if there is none, and the marks it was written with."""
+    first, following = tokens[start], tokens[start + 1 : start + 2]
+    if first.type == "blockquote_open" and following[0].type == "blockquote_close":
+        return 2, ">"
+    if first.type == "heading_open" and first.markup.startswith("#") and not following[0].content:
+        return 3, first.markup
+    if first.type not in ("ordered_list_open", "bullet_list_open"):
+        return 0, ""
+    marks, at = [], start + 1
+    while tokens[at].type == "list_item_open" and tokens[at + 1].type == "list_item_close":
+        marks.append(tokens[at].info + tokens[at].markup)
+        at += 2
+    whole = tokens[at].type == first.type.replace("open", "close")
+    return (at + 1 - start, "\n".join(marks)) if whole else (0, "")
+
+
 def _render_deep(renderer: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
     return f"<p>{_inert(tokens[index].content)}</p>"
 
@@ -181,6 +216,7 @@ def _markdown() -> MarkdownIt:
     md.options["maxNesting"] = _DEEP + 10
     md.block.ruler.before("table", "deep", _deep_rule)
     md.add_render_rule("deep", _render_deep)
+    md.core.ruler.after("block", "empty", _empty_rule)
     md.inline.ruler.before("escape", "math", _math_rule)
     md.add_render_rule("math", _render_math)
     md.add_render_rule("text", _render_text)

@@ -62,7 +62,9 @@ HOUSE_MAP: dict[str, tuple[int, int]] = {
     "mlxnb_engine.client": (5, 250),
     "mlxnb_engine.remote": (5, 250),
     "mlxnb_widgets": (5, 120),
+    "mlxnb_widgets.dispatch": (5, 150),
     "mlxnb": (6, 400),
+    "mlxnb.schema": (6, 450),  # declarations
 }
 FUNCTION_LINES = 60
 PARAMETERS = 8

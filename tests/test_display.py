@@ -17,6 +17,7 @@ from mlxnb.display import INTERVAL_S, RENDER_SHARE, CellScreen, Publication, Pub
 from mlxnb.render import MAX_CARDS, VIEWS, Renderer, duration, label_of, progress_line, size
 from mlxnb.run import LoadRun, Run, RunGroup
 from mlxnb.sanitize import STYLES
+from mlxnb.schema import RUN_MIME
 from mlxnb_engine import events as ev
 from mlxnb_engine.errors import ModelError, RequestError
 from mlxnb_engine.session import Generation
@@ -485,6 +486,6 @@ def test_the_cell_screen_sends_the_whole_bundle(shell: Shell) -> None:
     generation = log()
     end(generation, "x")
     CellScreen(route_here(shell)).draw(Renderer(Run(generation)), True)  # type: ignore[arg-type]
-    assert set(shell.messages()[0][2]["data"]) == {"text/plain", "text/html"}
+    assert set(shell.messages()[0][2]["data"]) == {"text/plain", "text/html", RUN_MIME}
     assert INTERVAL_S >= 0.25
     assert Run(log()).request.sampling == SamplingSpec()

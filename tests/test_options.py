@@ -164,7 +164,7 @@ def test_no_option_line_raises_anything_but_a_request_error(line: str) -> None:
 def test_every_sampling_field_has_an_option_and_every_option_is_in_the_help() -> None:
     engine_fields = set(policy.DEFAULTS)
     assert engine_fields <= set(options.BY_NAME), engine_fields - set(options.BY_NAME)
-    assert {name for name in SamplingSpec.__slots__ if name != "hlg"} <= set(options.BY_NAME)
+    assert {name for name in SamplingSpec.__slots__ if name not in ("hlg", "explain")} <= set(options.BY_NAME)
     text = options.help_text()
     for flag in options.BY_FLAG:
         assert flag in text

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mlxnb.record import plain
 from mlxnb.run import STATUSES, LoadRun, Run, RunGroup, finish_all
+from mlxnb.schema import RUN_MIME
 from mlxnb_engine import events as ev
 from mlxnb_engine.errors import Cancelled, ModelError
 from mlxnb_engine.session import Generation
@@ -302,7 +303,7 @@ def test_a_run_shows_itself_as_html_and_as_the_answer(kind: type[Run]) -> None:
     say(log, "**x**")
     finish(log, "**x**")
     bundle = kind(log)._repr_mimebundle_()
-    assert set(bundle) == {"text/plain", "text/html"}
+    assert set(bundle) == {"text/plain", "text/html"} | (set() if kind is LoadRun else {RUN_MIME})
     assert kind is LoadRun or (bundle["text/plain"] == "**x**" and "<strong>x</strong>" in bundle["text/html"])
     assert "Run r1.0" in repr(Run(log))
 

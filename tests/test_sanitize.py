@@ -168,6 +168,14 @@ def test_markdown_keeps_what_answers_are_made_of() -> None:
     assert '<a href="https://k.example" title="l" rel="noopener noreferrer">j</a>' in shown
 
 
+@pytest.mark.parametrize("mark", ["42.", "1)", "-", "*", "#", "##", "007."])
+def test_an_empty_block_is_its_mark_as_text(mark: str) -> None:
+    assert str(markdown_to_html(mark)) == f"<p>{mark}</p>\n"
+    assert f"<p>{mark}</p>" in str(markdown_to_html(f"> {mark}")) and "<p>&gt;</p>" in str(markdown_to_html(">"))
+    assert str(markdown_to_html("1.\n2.")) == "<p>1.<br>\n2.</p>\n"
+    assert "<li></li>" in str(markdown_to_html("1. a\n2."))
+
+
 def test_html_in_an_answer_is_shown_as_text() -> None:
     assert "&lt;b&gt;x&lt;/b&gt;" in str(markdown_to_html("<b>x</b>"))
     assert "&lt;think&gt;" in str(markdown_to_html("<think>so</think>"))
