@@ -9,16 +9,19 @@ BIN = $(VENV)/bin
 
 export BACKEND PYTHON
 
-.PHONY: help demo lab test check wheel clean
+.PHONY: help demo lab test check frontend browser wheel clean
 
 help:
-	@echo "make demo    run the quickstart notebook on a real model and show each answer as it comes"
-	@echo "make lab     open the example notebooks in JupyterLab"
-	@echo "make test    lint, type check and the whole test suite"
-	@echo "make check   lint and type check only"
-	@echo "make wheel   build the wheel and the source archive into dist/"
-	@echo "make clean   remove what the other targets made, except the environment $(VENV)"
+	@echo "make demo      run the quickstart notebook on a real model and show each answer as it comes"
+	@echo "make lab       open the example notebooks in JupyterLab"
+	@echo "make test      lint, type check and the whole test suite"
+	@echo "make check     lint, type check and the unit tests of the front end only"
+	@echo "make frontend  build the widgets and the JupyterLab extension, where JupyterLab finds it"
+	@echo "make browser   find a Chromium for the browser tests, or fetch one; asks first"
+	@echo "make wheel     build the wheel and the source archive into dist/"
+	@echo "make clean     remove what the other targets made, except the environment $(VENV)"
 
+# `make demo` shows plain HTML and so does without the front end and node.
 # One stamp per set of packages: an environment is installed into again only when pyproject.toml has changed.
 $(VENV)/.installed-lab: pyproject.toml scripts/setup.sh
 	@sh scripts/setup.sh install "$(VENV)" lab
@@ -32,11 +35,12 @@ demo: $(VENV)/.installed-lab
 	@"$(BIN)/mlxnb" demo "$(NOTEBOOK)"
 
 lab: $(VENV)/.installed-lab
+	@sh scripts/setup.sh frontend "$(VENV)"
 	@echo "mlxnb: opening JupyterLab on examples/ (Ctrl-C twice ends it)"
 	@"$(BIN)/jupyter" lab examples
 
 # One process has one BLAS: a run on MLX's own, which is exact, and with MKL here, one in each of its two modes.
-test: check
+test: check browser
 	@failed=0; modes=none; \
 	if "$(BIN)/python" -m pip show --quiet mkl 2>/dev/null; then modes="none mkl-strict mkl"; fi; \
 	for mode in $$modes; do \
@@ -47,16 +51,24 @@ test: check
 	done; \
 	exit $$failed
 
-check: $(VENV)/.installed-dev
+check: frontend
 	@echo "mlxnb: ruff"
 	@"$(BIN)/ruff" check .
 	@echo "mlxnb: mypy"
 	@"$(BIN)/mypy"
+	@"$(BIN)/python" scripts/frontend.py check
+
+# Builds what has changed only: a hash of the sources is kept in build/frontend.
+frontend: $(VENV)/.installed-dev
+	@sh scripts/setup.sh frontend "$(VENV)"
+
+browser: $(VENV)/.installed-dev
+	@PYTHON="$(BIN)/python" sh scripts/chromium.sh get $(if $(CI),--yes) >/dev/null
 
 wheel: $(VENV)/.installed-dev
 	@echo "mlxnb: building the wheel and the source archive"
 	@"$(BIN)/python" -m build --outdir dist
 
 clean:
-	rm -rf build dist demo-output .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist demo-output test-output labextension/dist widgets/mlxnb_widgets/static .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path "./.venv*" -prune -exec rm -rf {} +

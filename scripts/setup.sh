@@ -4,6 +4,7 @@
 #   setup.sh backend             the MLX backend for this machine: cpu, cuda13, or metal (macOS); else one sentence, exit 1
 #   setup.sh python              the Python to build the environment with; else what to type, exit 1
 #   setup.sh install VENV EXTRA  make VENV if need be, then install this checkout with EXTRA (lab or dev) and the backend
+#   setup.sh frontend VENV       build the front end, with node from the Python registry if need be, and link it into VENV
 #
 # Environment: PYTHON and BACKEND override the two choices.
 set -eu
@@ -126,8 +127,21 @@ install() {
     say "installing this checkout and what it needs into $venv (extras: $extras); the first time takes minutes"
     quiet=--quiet
     if [ -t 1 ]; then quiet=""; fi # pip draws its progress bars on a terminal only
-    "$venv/bin/python" -m pip install $quiet --disable-pip-version-check --editable ".[$extras]" ||
+    # Without the front end, and so without node: `frontend` builds it, for the targets that show it.
+    MLXNB_NO_FRONTEND=1 "$venv/bin/python" -m pip install $quiet --disable-pip-version-check --editable ".[$extras]" ||
         refuse "The installation failed; pip's message is above. Nothing outside $venv was changed: put it right and type make again."
+}
+
+frontend() {
+    venv=$1
+    needs=$("$venv/bin/python" scripts/frontend.py require)
+    if [ -n "$needs" ]; then
+        say "the front end is built with node, and there is none here that is new enough: installing $needs into $venv (about 60 MB)"
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$needs" ||
+            refuse "It could not be installed; pip's message is above. With node 20 or newer and npm on the PATH it is not needed."
+    fi
+    "$venv/bin/python" scripts/frontend.py build || refuse "The front end could not be built; the message is above."
+    "$venv/bin/python" scripts/frontend.py link "$venv"
 }
 
 # mlx-cpu and mlx-cuda-13 install the same libmlx.so, so that the later one wins and removing one breaks the other.
@@ -152,5 +166,6 @@ case "${1:-}" in
 backend) backend ;;
 python) find_python ;;
 install) install "$2" "$3" ;;
-*) refuse "usage: setup.sh backend | python | install VENV EXTRA" ;;
+frontend) frontend "$2" ;;
+*) refuse "usage: setup.sh backend | python | install VENV EXTRA | frontend VENV" ;;
 esac

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
 import runpy
 import subprocess
 import sys
-import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
@@ -19,6 +20,9 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parent.parent
+LAB = ROOT / "labextension"
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+DATA = f"mlxnb-{VERSION}.data/data/share/jupyter/"
 SETUP = ROOT / "scripts" / "setup.sh"
 PACKAGES = {"mlxnb": ROOT / "mlxnb", "mlxnb_engine": ROOT / "engine" / "mlxnb_engine", "mlxnb_widgets": ROOT / "widgets" / "mlxnb_widgets"}
 
@@ -32,28 +36,39 @@ def clean_env() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
 
 
+def built(what: str, folder: Path, env: Mapping[str, str]) -> Path:
+    """The wheel or sdist of this checkout. The front end is built by the hook, unless it is built already."""
+    done = run(sys.executable, "-m", "build", f"--{what}", "--no-isolation", "--outdir", folder, ROOT, cwd=folder, env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (archive,) = folder.glob("mlxnb-*")
+    return archive
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    done = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT, cwd=folder, env=clean_env())
-    assert done.returncode == 0, done.stdout + done.stderr
-    (built,) = folder.glob("*.whl")
-    return built
+    return built("wheel", tmp_path_factory.mktemp("dist"), clean_env())
 
 
 @pytest.fixture(scope="module")
 def fresh_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return installed(wheel, tmp_path_factory.mktemp("fresh") / "venv")
+
+
+def installed(wheel: Path, folder: Path) -> Path:
     """Python of a new environment with the wheel installed. Dependencies are borrowed by path from the running one, behind
     the new site-packages; a path in a .pth file brings modules, but not the editable install that lies beside them."""
-    folder = tmp_path_factory.mktemp("fresh") / "venv"
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "--python", python)
-    installed = run(*pip, "install", "--no-deps", "--no-index", wheel, cwd=folder, env=clean_env())
-    assert installed.returncode == 0, installed.stdout + installed.stderr
+    done = pip(python, "install", "--no-deps", "--no-index", wheel)
+    assert done.returncode == 0, done.stdout + done.stderr
     (site,) = folder.glob("lib/python*/site-packages")
-    (site / "borrowed.pth").write_text("\n".join(dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])) + "\n")
+    borrowed = [path for path in sys.path if path.endswith("-packages")]
+    (site / "borrowed.pth").write_text("\n".join(dict.fromkeys(borrowed)) + "\n")
     return python
+
+
+def pip(python: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    return run(sys.executable, "-m", "pip", "--python", python, *words, cwd=python.parent, env=clean_env())
 
 
 # -- the wheel -----------------------------------------------------------------------------------------------------------
@@ -67,11 +82,65 @@ def test_the_wheel_holds_every_package_file_and_nothing_else(wheel: Path) -> Non
         for path in folder.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and path.suffix not in (".pyc",)
     }
+    info = {name for name in names if ".dist-info/" in name}
+    expected |= {f"{DATA}kernels/mlxnb/{path.name}" for path in (ROOT / "mlxnb" / "kernelspec").iterdir()}
+    dist = ROOT / "labextension" / "dist"
+    expected |= {f"{DATA}labextensions/mlxnb/{path.relative_to(dist).as_posix()}" for path in dist.rglob("*") if path.is_file()}
     expected |= {f"mlxnb/examples/{path.name}" for path in (ROOT / "examples").glob("*.ipynb")}
-    info = {name for name in names if name.startswith("mlxnb-")}
     assert names - info == expected
     assert {name.partition("/")[2] for name in info} == {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
     assert all(f"{package}/py.typed" in names for package in PACKAGES)
+
+
+def test_the_wheel_lists_every_asset_of_the_front_end(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    names = archive.namelist()
+    widgets = {name.rpartition("/")[2] for name in names if name.startswith("mlxnb_widgets/static/")}
+    assert {"loader.js", "bundle.js", "highlight.js", "chart.js", "diff.js", "assets.json"} <= widgets
+    place = f"{DATA}labextensions/mlxnb/"
+    described = json.loads(archive.read(f"{place}package.json"))
+    entry = described["jupyterlab"]["_build"]
+    assert f"{place}{entry['load']}" in names and entry["extension"] and entry["mimeExtension"] and entry["style"]
+    assert f"{place}schemas/mlxnb/plugin.json" in names and f"{place}install.json" in names
+    assert f"{DATA}kernels/mlxnb/kernel.json" in names
+    for name in widgets:  # one bundle in two places: the extension serves what the widgets were built for
+        assert archive.read(f"{place}static/mlxnb/{name}") == archive.read(f"mlxnb_widgets/static/{name}"), name
+
+
+def test_a_wheel_without_the_front_end_says_so_and_has_none(tmp_path: Path) -> None:
+    names = zipfile.ZipFile(built("wheel", tmp_path, {**clean_env(), "MLXNB_NO_FRONTEND": "1", "PATH": "/nonexistent"})).namelist()
+    assert not [name for name in names if "/static/" in name or "labextensions" in name]
+    assert "mlxnb_widgets/__init__.py" in names and f"{DATA}kernels/mlxnb/kernel.json" in names
+
+
+def test_the_source_archive_has_what_builds_the_front_end_and_nothing_that_was_built(tmp_path: Path) -> None:
+    with tarfile.open(built("sdist", tmp_path, clean_env())) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = {"hatch_build.py", "scripts/frontend.py", "scripts/setup.sh", "widgets/build.mjs", "widgets/src/bundle.tsx"}
+    needed |= {f"{part}/{file}" for part in ("widgets", "labextension") for file in ("package.json", "package-lock.json", "tsconfig.json")}
+    needed |= {
+        f"labextension/{path.relative_to(LAB).as_posix()}" for folder in ("src", "style", "schema") for path in (LAB / folder).iterdir()
+    }
+    assert needed <= names, needed - names
+    assert not [name for name in names if "node_modules" in name or "/static/" in name or name.startswith("labextension/dist")]
+
+
+def test_jupyterlab_finds_the_extension_and_the_kernel_and_uninstalling_leaves_nothing(wheel: Path, tmp_path: Path) -> None:
+    python = installed(wheel, tmp_path / "venv")
+    env = {key: value for key, value in clean_env().items() if not key.startswith("JUPYTER")} | {"HOME": str(tmp_path), "NO_COLOR": "1"}
+    listed = run(python, "-m", "jupyterlab.labextensions", "list", cwd=tmp_path, env=env)
+    lines = re.sub(r"\x1b\[\d*m", "", listed.stdout + listed.stderr).splitlines()
+    ours = [line.strip() for line in lines if re.match(r"\s+mlxnb ", line)]
+    assert ours == [f"mlxnb v{VERSION} enabled OK (python, mlxnb)"], lines
+    assert not [line for line in lines if re.search("warn|error|invalid|incompatible|X$", line, re.IGNORECASE)], lines
+    kernels = json.loads(run(python, "-m", "jupyter_client.kernelspecapp", "list", "--json", cwd=tmp_path, env=env).stdout)["kernelspecs"]
+    assert kernels["mlxnb"]["spec"]["display_name"] == "Python (MLX)"
+    assert Path(kernels["mlxnb"]["resource_dir"]).is_relative_to(tmp_path)
+
+    removed = pip(python, "uninstall", "--yes", "mlxnb")
+    assert removed.returncode == 0, removed.stdout + removed.stderr
+    left = [path for path in (tmp_path / "venv").rglob("*") if "mlxnb" in path.name.lower()]
+    assert left == []
 
 
 def test_the_licence_in_the_wheel_is_the_whole_apache_licence(wheel: Path) -> None:
@@ -126,9 +195,8 @@ def test_the_wheel_installed_elsewhere_loads_the_extension_and_answers(fresh_pyt
 
 
 def test_the_command_of_the_wheel_runs_and_finds_its_own_version(fresh_python: Path, tmp_path: Path) -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
     done = run(fresh_python.parent / "mlxnb", "--version", cwd=tmp_path, env=clean_env())
-    assert (done.returncode, done.stdout) == (0, f"mlxnb {version}\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, f"mlxnb {VERSION}\n"), done.stderr
 
 
 def test_the_wheel_brings_the_quickstart_that_the_demo_runs(wheel: Path, fresh_python: Path, tmp_path: Path) -> None:
@@ -140,9 +208,10 @@ def test_the_wheel_brings_the_quickstart_that_the_demo_runs(wheel: Path, fresh_p
     assert done.stdout.startswith(str(fresh_python.parent.parent)) and done.stdout.endswith("mlxnb/examples/01_quickstart.ipynb\n")
 
 
-def test_an_editable_install_gets_no_copy_of_the_examples() -> None:
+def test_an_editable_install_gets_no_copy_of_the_examples(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy among the installed packages would grow old, and be a second mlxnb for Python."""
-    hook = runpy.run_path(str(ROOT / "scripts" / "wheel_examples.py"))["Examples"](str(ROOT), {}, None, None, "", "wheel")
+    monkeypatch.setenv("MLXNB_NO_FRONTEND", "1")
+    hook = runpy.run_path(str(ROOT / "hatch_build.py"))["FrontEndHook"](str(ROOT), {}, None, None, "", "wheel")
     for version, copied in (("editable", False), ("standard", True)):
         build_data: dict[str, dict[str, str]] = {"force_include": {}, "force_include_editable": {}}
         hook.initialize(version, build_data)
@@ -282,6 +351,43 @@ def test_the_makefile_uses_nothing_newer_than_gnu_make_3_81() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
     for newer in (".ONESHELL", "$(file ", "!=", "::=", "&:", "$(intcmp", "$(let ", ".EXTRA_PREREQS", "undefine"):
         assert newer not in makefile, newer
+
+
+# -- the front end's own packages --------------------------------------------------------------------------------------------
+
+PROJECTS = [ROOT / "widgets", LAB]
+
+
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.name)
+def test_an_npm_project_is_pinned_and_of_this_version(project: Path) -> None:
+    described = json.loads((project / "package.json").read_text("utf-8"))
+    lock = json.loads((project / "package-lock.json").read_text("utf-8"))
+    assert described["version"] == lock["version"] == VERSION
+    wanted = {**described.get("dependencies", {}), **described.get("devDependencies", {})}
+    assert wanted and all(re.fullmatch(r"\d+\.\d+\.\d+", version) for version in wanted.values()), wanted
+    assert {name: lock["packages"][f"node_modules/{name}"]["version"] for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.name)
+def test_a_lock_file_names_no_registry_and_every_package_has_its_hash(project: Path) -> None:
+    lock = json.loads((project / "package-lock.json").read_text("utf-8"))["packages"]
+    assert not [name for name, entry in lock.items() if "resolved" in entry]
+    assert not [name for name, entry in lock.items() if name and "integrity" not in entry]
+    assert len(lock) > 50
+
+
+@pytest.mark.parametrize("project", PROJECTS, ids=lambda path: path.name)
+def test_no_npm_script_calls_npm_which_the_packaged_node_cannot_do(project: Path) -> None:
+    scripts = json.loads((project / "package.json").read_text("utf-8")).get("scripts", {})
+    assert not [script for script in scripts.values() if re.search(r"\b(npm|npx|yarn|jlpm|pnpm)\b", script)], scripts
+
+
+def test_the_demo_runs_without_the_front_end_and_without_node(tmp_path: Path) -> None:
+    done = run("make", "-n", "demo", f"VENV={tmp_path}/v", cwd=ROOT)
+    assert done.returncode == 0 and "frontend" not in done.stdout and "node" not in done.stdout, done.stdout
+    assert 'MLXNB_NO_FRONTEND=1 "$venv/bin/python" -m pip install' in SETUP.read_text("utf-8")
+    for target in ("lab", "test", "check"):
+        assert "setup.sh frontend" in run("make", "-n", target, f"VENV={tmp_path}/v", cwd=ROOT).stdout, target
 
 
 # -- the documents -------------------------------------------------------------------------------------------------------
