@@ -18,7 +18,7 @@ from typing import Any
 from mlxnb_engine import blas, events
 from mlxnb_engine.client import LocalClient
 from mlxnb_engine.config import resolve
-from mlxnb_engine.types import CompletionRequest, RequestId, SamplingSpec
+from mlxnb_engine.types import CompletionRequest, RequestId
 
 _WORDS = "the sea is wide and old stories say that a small boat can cross it when the wind is kind to those who wait".split()
 
@@ -37,12 +37,11 @@ class Ours:
         self._number = 0
 
     def run(self, prompts: list[str], tokens: int) -> list[list[float]]:
-        """Arrival time of each token, per row. EOS is banned so that every arm makes the same number of tokens."""
+        """Arrival time of each token, per row. Raises if a row ended before its last token: the arms must do the same work."""
         rows = []
         for prompt in prompts:
             self._number += 1
-            spec = SamplingSpec(logit_bias=((0, -1e9), (2, -1e9)))
-            request = CompletionRequest(RequestId(f"bench-{self._number}"), "", text=prompt, max_tokens=tokens, sampling=spec)
+            request = CompletionRequest(RequestId(f"bench-{self._number}"), "", text=prompt, max_tokens=tokens)
             rows += self.client.submit(request)
         times = []
         for row in rows:
@@ -50,6 +49,8 @@ class Ours:
             row.raise_for_error()
             base = row._t0
             times.append([base + e.t for e in row.read() if isinstance(e, events.Tokens) and e.tokens])
+            if len(times[-1]) < tokens:
+                raise RuntimeError(f"a row ended after {len(times[-1])} of {tokens} tokens")
         return times
 
 
