@@ -136,14 +136,14 @@ def weights_of(config: Mapping[str, Any], seed: int = 0) -> Tensors:
     family, out = config["model_type"], {}
 
     def linear(name: str, rows: int, cols: int, bias: bool = False) -> None:
-        out[f"{name}.weight"] = _noise(seed, f"{name}.weight", (rows, cols), 1.6 / cols**0.5)
+        out[f"{name}.weight"] = noise(seed, f"{name}.weight", (rows, cols), 1.6 / cols**0.5)
         if bias:
-            out[f"{name}.bias"] = _noise(seed, f"{name}.bias", (rows,), 0.3)
+            out[f"{name}.bias"] = noise(seed, f"{name}.bias", (rows,), 0.3)
 
     def norm(name: str, size: int) -> None:
-        out[f"{name}.weight"] = 1 + _noise(seed, f"{name}.weight", (size,), 0.2)
+        out[f"{name}.weight"] = 1 + noise(seed, f"{name}.weight", (size,), 0.2)
 
-    out["model.embed_tokens.weight"] = _noise(seed, "model.embed_tokens.weight", (config["vocab_size"], hidden), 0.5)
+    out["model.embed_tokens.weight"] = noise(seed, "model.embed_tokens.weight", (config["vocab_size"], hidden), 0.5)
     for i in range(layers):
         at, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
         if family == "phi3":
@@ -167,7 +167,8 @@ def weights_of(config: Mapping[str, Any], seed: int = 0) -> Tensors:
     return out
 
 
-def _noise(seed: int, name: str, shape: tuple[int, ...], scale: float) -> np.ndarray:
+def noise(seed: int, name: str, shape: tuple[int, ...], scale: float) -> np.ndarray:
+    """Normal float32 values without a zero, that depend on seed, name and shape alone."""
     values = np.random.default_rng([seed, zlib.crc32(name.encode())]).normal(0.0, scale, shape).astype(np.float32)
     return np.where(values == 0, np.float32(scale), values)
 
