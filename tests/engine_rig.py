@@ -199,8 +199,12 @@ class FakeGroup:
     def kv_bytes(self) -> int:
         return sum(r.bytes for r in self.rows) + sum(int(e.state) for e in self.staged)
 
-    def bytes_for(self, tokens: int) -> int:
-        return tokens
+    shares_prefill = True
+
+    def bytes_for(self, tokens: Sequence[int]) -> int:
+        return sum(tokens)
+
+    growth = bytes_for
 
     def prepare(self, entries: list[Entry]) -> None:
         assert self.preparation is None
@@ -422,7 +426,7 @@ class Interleaving:
             recorders.append(recorder)
             rows.append(RowSpec(recorder, SamplingSpec(), 1, max_tokens, 1000))
         entry = Entry(ids, rows)
-        need = self.group.bytes_for(entry.final_tokens) * (1 if samples == 1 else 2)
+        need = self.group.bytes_for([entry.final_tokens]) * (1 if samples == 1 else 2)
         must_refuse = self.max_bytes is not None and need > self.max_bytes
         try:
             self.scheduler.submit(entry)
@@ -496,9 +500,11 @@ class StubGraph:
     vocab_size = 16
 
     def __init__(self, faults: Faults = Faults()) -> None:
+        from mlxnb_engine.state.families import Family
         from mlxnb_engine.types import StateSpec
 
         self.specs = (StateSpec("full", 1, 1, 1, "float32"),)
+        self.family, self.wide_masks = Family(split=True), False
         self.faults, self.forwards, self.feeds = faults, 0, 0
 
     def forward(self, ids: Any, caches: Sequence[Any], positions: Sequence[int], multiple: int = 1) -> Any:

@@ -142,6 +142,7 @@ class Watched:
     def __init__(self, rig: Rig, graph: ModelGraph) -> None:
         self.rig, self.graph = rig, graph
         self.specs, self.vocab_size = graph.specs, graph.vocab_size
+        self.model, self.family, self.wide_masks = graph.model, graph.family, graph.wide_masks
         self.windows: list[tuple[int, ...]] = []
         self.steps: list[tuple[int, ...]] = []
         self.fault: Callable[[list[Row], Scores], Scores] | None = None

@@ -38,6 +38,8 @@ HOUSE_MAP: dict[str, tuple[int, int]] = {
     "mlxnb_engine.hub": (1, 200),
     "mlxnb_engine.locate": (1, 260),
     "mlxnb_engine.loader": (1, 310),
+    "mlxnb_engine.zoo": (1, 100),
+    "mlxnb_engine.rotary": (1, 150),
     "mlxnb_engine.headers": (1, 320),
     "mlxnb_engine.gguf": (1, 300),
     "mlxnb_engine.ggml": (1, 250),
@@ -80,7 +82,7 @@ NEVER: dict[str, tuple[str, ...]] = {
 }
 WIDGETS_MAY = ("mlxnb_widgets", "mlxnb_engine.events", "mlxnb_engine.types")
 
-MLX_NAMES = "graph loader sampling filters state methods.window draft.model draft.mtp qualify binding engine"
+MLX_NAMES = "graph zoo rotary loader sampling filters state methods.window draft.model draft.mtp qualify binding engine"
 MLX_FILES = tuple(f"mlxnb_engine.{name}" for name in MLX_NAMES.split())
 MLX_PACKAGES = ("mlx", "mlx_lm")
 UNSAFE_MODULES = ("pickle", "marshal", "dill", "shelve", "cloudpickle", "_pickle")

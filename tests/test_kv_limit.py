@@ -34,7 +34,7 @@ def _over_the_limit(monkeypatch: pytest.MonkeyPatch, rig: Rig, limit: int) -> li
 def _tight_workload(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     rng, graph = random.Random(seed), graph_of()
     geometry = rng.choice((PLAIN, Geometry(bucketed=True), Geometry(4, True), Geometry(4, True, 192)))
-    limit = Rig(graph, geometry).group.bytes_for(rng.choice((60, 128, 200))) * rng.choice((1, 2, 3, 4, 6))
+    limit = Rig(graph, geometry).group.bytes_for([rng.choice((60, 128, 200))]) * rng.choice((1, 2, 3, 4, 6))
     rig = Rig(graph, geometry, max_kv_bytes=limit, max_rows=rng.choice((2, 8)), chunk=rng.choice((16, 64, 512)))
     rows: list[tuple[Recorder, int, int, int]] = []
     with monkeypatch.context() as patch:
@@ -48,7 +48,7 @@ def _tight_workload(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
             try:
                 made = rig.ask_many(prompt(length), tokens, [(G26, i) for i in range(samples)])
             except CapacityExceeded:
-                assert rig.group.bytes_for(length + tokens) * min(2, samples) > limit
+                assert rig.group.bytes_for([length + tokens]) * min(2, samples) > limit
                 continue
             rows += [(row, length, tokens, i) for i, row in enumerate(made)]
             rig.tick(rng.randrange(3))
@@ -70,7 +70,7 @@ def test_a_limit_that_ignores_the_padding_of_the_last_step_would_be_noticed(monk
     geometry, graph = Geometry(4, True), graph_of()
 
     def ends_within_the_limit(tokens: int) -> bool:
-        limit = Rig(graph, geometry).group.bytes_for(40 + tokens)
+        limit = Rig(graph, geometry).group.bytes_for([40 + tokens])
         rig = Rig(graph, geometry, max_kv_bytes=limit)
         with monkeypatch.context() as patch:
             found = _over_the_limit(patch, rig, limit)
@@ -85,7 +85,7 @@ def test_a_limit_that_ignores_the_padding_of_the_last_step_would_be_noticed(monk
 
 
 def test_a_request_that_could_not_run_even_alone_is_refused_at_once() -> None:
-    rig = Rig(graph_of(), max_kv_bytes=Rig(graph_of()).group.bytes_for(64))
+    rig = Rig(graph_of(), max_kv_bytes=Rig(graph_of()).group.bytes_for([64]))
     with pytest.raises(CapacityExceeded, match="max_kv_bytes"):
         rig.ask(prompt(60), 5)
     with pytest.raises(CapacityExceeded):

@@ -22,7 +22,7 @@ import pytest
 import tiny
 from mlx.utils import tree_flatten
 
-from mlxnb_engine import ggml, hub, loader
+from mlxnb_engine import ggml, hub, loader, zoo
 from mlxnb_engine.config import RuntimeConfig, resolve
 from mlxnb_engine.errors import Cancelled, MlxnbError, ModelError, RequestError
 from mlxnb_engine.loader import Loaded, Located, list_local_models, load, locate
@@ -659,7 +659,7 @@ def test_importing_mlx_lm_does_not_lower_the_limit_of_open_files() -> None:
 def test_the_guard_lets_other_limits_and_higher_ones_through() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     core = resource.getrlimit(resource.RLIMIT_CORE)
-    with loader._open_files_kept():
+    with zoo._open_files_kept():
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(64, soft), hard))
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
         resource.setrlimit(resource.RLIMIT_CORE, (0, core[1]))

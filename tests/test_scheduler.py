@@ -187,7 +187,7 @@ def test_a_row_that_fits_the_byte_limit_exactly_never_outgrows_it(geometry: tupl
         for max_tokens, limit in ((1, 1000), (2, 1000), (30, 1000), (500, total)):
             clock = Clock()
             group = WindowGroup(StubGraph(), GroupLimits(128, "after", Geometry(*geometry), tight=True))  # type: ignore[arg-type]
-            plan = Scheduler(group, max_rows=8, prefill_chunk=128, max_kv_bytes=group.bytes_for(total))
+            plan = Scheduler(group, max_rows=8, prefill_chunk=128, max_kv_bytes=group.bytes_for([total]))
             row = Recorder(clock, max_tokens)
             prompt = total - min(max_tokens, 30)
             plan.submit(Entry(tuple([TokenId(2)] * prompt), deque([RowSpec(row, SamplingSpec(), 1, max_tokens, limit)])))
@@ -201,7 +201,7 @@ def test_short_rows_in_a_wide_shared_window_stay_within_the_byte_limit() -> None
     for slots in range(2, 14):
         clock = Clock()
         group = WindowGroup(StubGraph(), GroupLimits(1024, "after", tight=True))  # type: ignore[arg-type]
-        plan = Scheduler(group, max_rows=8, prefill_chunk=1024, max_kv_bytes=slots * group.bytes_for(1) * 4)
+        plan = Scheduler(group, max_rows=8, prefill_chunk=1024, max_kv_bytes=slots * group.bytes_for([1]) * 4)
         rows = [Recorder(clock, 3) for _ in range(5)]
         for row, prompt in zip(rows, (5, 200, 7, 130, 3), strict=True):
             plan.submit(Entry(tuple([TokenId(2)] * prompt), deque([RowSpec(row, SamplingSpec(), 1, 3, 1000)])))

@@ -172,11 +172,11 @@ def test_a_group_that_forgets_to_grow_would_be_noticed(monkeypatch: pytest.Monke
     monkeypatch.setattr(Slots, "reserve", lambda self, width: None)
     begin = Slots.begin
 
-    def careless(self: Slots, width: int) -> Any:
+    def careless(self: Slots, width: int, real: Any = None) -> Any:
         capacities = [home.capacity for home in self.classes]
         for home in self.classes:
             home.capacity += 1000
-        step = begin(self, width)
+        step = begin(self, width, real)
         for home, capacity in zip(self.classes, capacities, strict=True):
             home.capacity = capacity
         return step

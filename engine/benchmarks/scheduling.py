@@ -21,6 +21,7 @@ from mlxnb_engine.graph import ModelGraph, Scores
 from mlxnb_engine.methods.window import GroupLimits, Row, WindowGroup
 from mlxnb_engine.sampling import SamplingSession
 from mlxnb_engine.scheduler import Scheduler
+from mlxnb_engine.state.families import Family
 from mlxnb_engine.types import SamplingSpec, StateSpec, TokenId
 
 
@@ -49,6 +50,7 @@ class NullGraph:
 
     vocab_size = 8
     specs = (StateSpec("full", 1, 8, 8, "float32"),)
+    family, wide_masks = Family(split=True), False
 
     def forward(self, ids: mx.array, caches: Any, positions: Any, multiple: int = 1) -> Scores:
         return Scores(mx.zeros((len(positions), self.vocab_size)), None)

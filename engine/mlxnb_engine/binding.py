@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,17 +20,21 @@ from .config import RuntimeConfig
 from .delivery import Delivery
 from .errors import CapacityExceeded, ModelError
 from .graph import ModelGraph
+from .methods.turns import Turns
 from .methods.window import GroupLimits, WindowGroup
 from .prompt import PromptPreparer
 from .sampling import draw_seed, row_seed
 from .scheduler import Scheduler
 from .session import Generation
+from .state import families
 from .state.spec import Geometry
 from .types import ModelInfo, PreparedPrompt
 
 DeviceKind = Literal["cpu", "metal", "cuda"]
 _CACHE_KEPT_BYTES = 256 * 2**20
 _ENDED_KEPT = 64
+_TALL = 8192
+"""A vocabulary from which the order of the projection's product is worth measuring."""
 _DETAIL_EVERY_S = 0.25
 _HOW = {"finished": "done", "cancelled": "stopped", "failed": "failed"}
 _FUSED_HEAD_DIMS: dict[DeviceKind, set[int]] = {"cpu": set(), "metal": {64, 80, 128}, "cuda": {64, 80, 96, 128}}
@@ -110,16 +115,16 @@ class Resident:
         self.tokenizer = loaded.tokenizer
         self.context = min(loaded.info.context_length, config.context_limit or loaded.info.context_length)
         self.preparer = PromptPreparer(loaded.tokenizer, loaded.template, context_tokens=self.context)
-        graph = ModelGraph(loaded.model, loaded.model_config)
+        graph = _graph(loaded, backend)
         layout = fingerprint.with_layout(loaded.info.fingerprint, graph.specs)
         self.info: ModelInfo = replace(loaded.info, fingerprint=layout)
         self.geometry, self.geometry_note = _geometry(graph, config, backend)
         chunk = config.chunk_for(cpu=backend.device == "cpu")
         self._chunk, self._explicit_chunk = chunk, config.prefill_chunk
         self._heads = int(loaded.model_config.get("num_attention_heads", 1))
-        self._fused = {s.key_dim for s in graph.specs} <= _FUSED_HEAD_DIMS[backend.device]
+        self._fused = {s.key_dim for s in graph.specs if s.key_dim} <= _FUSED_HEAD_DIMS[backend.device]
         limits = GroupLimits(chunk, backend.submit, self.geometry, tight=config.max_kv_bytes is not None)
-        self.group = WindowGroup(graph, limits)
+        self.group: WindowGroup | Turns = (Turns if graph.family.mode == "lone" else WindowGroup)(graph, limits)
         self.scheduler = Scheduler(
             self.group, max_rows=config.max_rows, prefill_chunk=chunk, max_kv_bytes=config.max_kv_bytes
         )
@@ -182,6 +187,8 @@ class Resident:
             **self._counts,
             **self._detail,
             "geometry": self.geometry_note,
+            "step_mode": self.group.graph.family.mode,
+            "step_note": self.group.graph.family.note,
         }
 
     def note(self) -> None:
@@ -218,12 +225,12 @@ class Resident:
 
     def _slots(self) -> list[dict[str, Any]]:
         """Who sits where: the running rows in batch order, then those whose prompt is being read."""
-        per_token = self.group.slots.bytes_per_token
+        per_token, recurrent = self.group.slots.bytes_per_token, self.group.slots.bytes_per_row
         running = [
             _label(row.spec)
             | {"slot": i, "phase": "running", "tokens": row.slot.length, "cached_tokens": 0}
             | {"prompt_tokens": _delivery(row.spec).prompt_tokens}
-            | {"kv_bytes": row.slot.home.capacity * per_token}
+            | {"kv_bytes": row.slot.home.capacity * per_token + recurrent}
             for i, row in enumerate(self.group.in_batch_order())
         ]
         reading = [
@@ -237,10 +244,28 @@ class Resident:
         self.scheduler.fail_all(error)
 
 
+def _graph(loaded: loader.Loaded, backend: Backend) -> ModelGraph:
+    """The model bound by what the table says of its family; a module the table does not know shares a batch if it can."""
+    model, config = loaded.model, loaded.model_config
+    graph = ModelGraph(model, config, weight_first=_weight_first(config, backend))
+    if graph.family is not families.UNKNOWN:
+        return graph
+    return qualify.shared_if_exact(model, config) or graph
+
+
+def _weight_first(config: Mapping[str, Any], backend: Backend) -> bool:
+    """Asked only where rows of a batch differ in bits anyway: a fast CPU BLAS that is not strict."""
+    vocab, width = config.get("vocab_size"), config.get("hidden_size")
+    loose = backend.device == "cpu" and backend.blas.geometry_invariant is False and not backend.blas.strict
+    return loose and isinstance(vocab, int) and isinstance(width, int) and vocab >= _TALL and qualify.weight_first(vocab, width)
+
+
 def _geometry(graph: ModelGraph, config: RuntimeConfig, backend: Backend) -> tuple[Geometry, str]:
     """The shapes that steps take: measured in strict mode, bucketed on CUDA, exact extents elsewhere."""
+    if not graph.family.padded or graph.family.mode == "lone":
+        return Geometry(), "exact extents, no padding"
     if backend.blas.strict and backend.device == "cpu":
-        verdict = qualify.strict_geometry(graph.projection_shapes(), {s.value_dim for s in graph.specs})
+        verdict = qualify.strict_geometry(graph.projection_shapes(), {s.value_dim for s in graph.specs if s.value_dim})
         if verdict.geometry is None:
             raise ModelError(f"mkl-strict is not exact on this machine: {verdict.note}.", "Use MLXNB_BLAS=none for exact results.")
         return verdict.geometry, f"strict: {verdict.note}"

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import importlib
 import os
-import resource
-import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from . import ggml, gguf, hub
+from . import ggml, gguf
 from .config import DTYPES, RuntimeConfig
 from .errors import MlxnbError, ModelError, RequestError
 from .fingerprint import content_fingerprint
@@ -298,33 +295,5 @@ def _fingerprint(located: Located, settings: Mapping[str, Any], tokenizer: Token
 
 
 def import_mlx_lm() -> None:
-    """Import what loading needs of mlx-lm, without letting it lower the limit of open files (it sets 2048, hard limit too)."""
-    if "mlx_lm.utils" not in sys.modules:
-        hub.hush_progress()
-        with _open_files_kept():
-            importlib.import_module("mlx_lm.utils")
-
-
-@contextmanager
-def _open_files_kept() -> Iterator[None]:
-    """While inside, `resource.setrlimit` cannot lower RLIMIT_NOFILE; every other call works as always."""
-    original = resource.setrlimit
-
-    def guarded(which: int, limits: tuple[int, int]) -> None:
-        if which == resource.RLIMIT_NOFILE:
-            soft, hard = resource.getrlimit(which)
-            if _below(limits[0], soft) or _below(limits[1], hard):
-                return
-        original(which, limits)
-
-    resource.setrlimit = guarded
-    try:
-        yield
-    finally:
-        resource.setrlimit = original
-
-
-def _below(wanted: int, current: int) -> bool:
-    if resource.RLIM_INFINITY in (wanted, current):
-        return wanted != resource.RLIM_INFINITY
-    return wanted < current
+    """Import what loading needs of mlx-lm (`zoo` keeps it from lowering the limit of open files)."""
+    importlib.import_module("mlxnb_engine.zoo")

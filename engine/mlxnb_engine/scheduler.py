@@ -21,7 +21,10 @@ class Group(Protocol):
     def preparing(self) -> bool: ...
     @property
     def kv_bytes(self) -> int: ...
-    def bytes_for(self, tokens: int) -> int: ...
+    @property
+    def shares_prefill(self) -> bool: ...
+    def bytes_for(self, tokens: Sequence[int]) -> int: ...
+    def growth(self, tokens: Sequence[int]) -> int: ...
     def prepare(self, entries: list[Entry]) -> None: ...
     def advance_preparation(self) -> None: ...
     def next_ready(self) -> Entry | None: ...
@@ -51,7 +54,7 @@ class Scheduler:
     def submit(self, entry: Entry) -> None:
         """Queue one prompt. Raises CapacityExceeded if it could not run even alone."""
         if self._max_kv_bytes is not None:
-            need = self.group.bytes_for(entry.final_tokens) * (1 if len(entry.rows) == 1 else 2)
+            need = self.group.bytes_for([entry.final_tokens]) * (1 if len(entry.rows) == 1 else 2)
             if need > self._max_kv_bytes:
                 raise CapacityExceeded(
                     f"This request needs {need:,} bytes of K/V, and max_kv_bytes is {self._max_kv_bytes:,}.",
@@ -85,8 +88,9 @@ class Scheduler:
             return places
         if self.group.active == 0 and len(entry.rows) == 1:
             return 1  # adopted without a copy
-        each = self.group.bytes_for(entry.final_tokens)
-        return min(places, (self._max_kv_bytes - self.group.kv_bytes) // each)
+        room = self._max_kv_bytes - self.group.kv_bytes
+        fitting = (n for n in range(min(places, len(entry.rows)), 0, -1) if self.group.growth([entry.final_tokens] * n) <= room)
+        return next(fitting, 0)
 
     def _admit(self) -> None:
         """Start to prepare the head of the queue, with followers short enough to share its prefill window."""
@@ -102,6 +106,8 @@ class Scheduler:
             self.group.prepare(taken)
 
     def _fits(self, entries: Sequence[Entry]) -> bool:
+        if len(entries) > 1 and not self.group.shares_prefill:
+            return False
         if len(entries) > 1 and len(entries) * max(e.target for e in entries) > min(e.chunk or self._chunk for e in entries):
             return False
         if self._max_kv_bytes is None:
@@ -112,7 +118,8 @@ class Scheduler:
         # A prepared row exists twice while it joins, unless it is adopted by an empty group. All rows of a prefill window take its width.
         alone = len(entries) == 1 and len(entries[0].rows) == 1 and not self.group.active
         widest = max(e.target for e in entries)
-        need = sum(self.group.bytes_for(max(e.final_tokens, widest)) for e in entries) * (1 if alone else 2)
+        lengths = [max(e.final_tokens, widest) for e in entries]
+        need = self.group.bytes_for(lengths) + (0 if alone else self.group.growth(lengths))
         return self.group.kv_bytes + need <= self._max_kv_bytes
 
     def fail_all(self, error: BaseException) -> None:

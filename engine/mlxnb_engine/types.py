@@ -14,7 +14,7 @@ TokenId = NewType("TokenId", int)
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-StateKind = Literal["full", "sliding", "recurrent"]
+StateKind = Literal["full", "sliding", "recurrent", "unused"]
 
 MAX_SEED = 2**64 - 1
 MAX_TOP_LOGPROBS = 50
@@ -184,10 +184,20 @@ class PreparedPrompt:
 
 
 @dataclass(frozen=True, slots=True)
+class ArraySpec:
+    """One array of a recurrent layer's state, per row: shape without the row axis, MLX dtype name."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
 class StateSpec:
     """State of one mlx-lm cache object, learnt from a probe forward.
 
-    key_dim, value_dim: last axis of K and V. dtype: MLX dtype name. window: None, or tokens a sliding layer sees.
+    kind: "full" and "sliding" hold K and V per token, "recurrent" holds `arrays` per row, "unused" nothing: the model never
+    writes it. key_dim, value_dim: last axis of K and V. dtype: MLX dtype name. window: None, or tokens a sliding layer sees.
+    place: where the object sits in `make_prompt_cache(model)`: its index, and within a CacheList its index there.
     """
 
     kind: StateKind
@@ -196,6 +206,8 @@ class StateSpec:
     value_dim: int
     dtype: str
     window: int | None = None
+    arrays: tuple[ArraySpec, ...] = ()
+    place: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,9 @@ from ..errors import ModelError
 from ..graph import ModelGraph
 from ..qualify import SubmitOrder
 from ..sampling import SamplingSession, Selection, select
-from ..state.slots import SlotRow, Slots
-from ..state.spec import Geometry
+from ..state.lone import LoneState
+from ..state.slots import Slots
+from ..state.spec import Geometry, State
 from ..types import FinishReason, TokenId
 
 
@@ -33,12 +34,13 @@ from ..types import FinishReason, TokenId
 class Row:
     """One running sequence.
 
-    Invariant at every safe point: len(consumed) == slot.length; `pending` is the next token to consume, on the host.
+    slot: the handle that its group's state gave it. pending: the next token to consume, on the host at every safe point.
+    Invariant there: len(consumed) == slot.length.
     """
 
     spec: RowSpec
     sampler: SamplingSession
-    slot: SlotRow
+    slot: Any
     consumed: list[TokenId]
     pending: TokenId
     drawn: int = 0
@@ -50,7 +52,7 @@ class Preparation:
     """Entries that share one ragged prefill, in slots of their own until they join."""
 
     entries: list[Entry]
-    slots: Slots
+    slots: State
 
 
 @dataclass(eq=False, slots=True)
@@ -89,8 +91,18 @@ class WindowGroup:
         self.tokens = 0
         self._flight: _Flight | None = None
 
-    def _new_slots(self) -> Slots:
-        return Slots(self.graph.specs, self.limits.geometry, self.limits.tight)
+    def _new_slots(self) -> State:
+        family = self.graph.family
+        if family.mode == "lone":
+            return LoneState(self.graph.model)
+        return Slots(
+            self.graph.specs, self.limits.geometry, self.limits.tight, split=family.split, wide_masks=self.graph.wide_masks
+        )
+
+    @property
+    def shares_prefill(self) -> bool:
+        """Several prompts may be read in one ragged window."""
+        return self.graph.family.mode == "ragged"
 
     def _tokens_to_hold(self, entry: Entry, now: int) -> int:
         return self.limits.geometry.reach_for(entry.final_tokens if self.limits.tight else now)
@@ -141,10 +153,13 @@ class WindowGroup:
             staged[id(self.preparation.slots)] = self.preparation.slots
         return self.slots.nbytes + sum(slots.nbytes for slots in staged.values())
 
-    def bytes_for(self, tokens: int) -> int:
-        """K/V bytes that one row of this many tokens takes."""
-        geometry = self.limits.geometry
-        return geometry.capacity_for(geometry.reach_for(max(tokens, 1))) * self.slots.bytes_per_token
+    def bytes_for(self, tokens: Sequence[int]) -> int:
+        """State bytes of rows of these lengths while they are prepared, apart from the running ones."""
+        return self.slots.bytes_for([self.limits.geometry.reach_for(max(n, 1)) for n in tokens])
+
+    def growth(self, tokens: Sequence[int]) -> int:
+        """State bytes that rows of these lengths add when they join."""
+        return self.slots.growth([self.limits.geometry.reach_for(max(n, 1)) for n in tokens])
 
     # -- preparing rows ----------------------------------------------------------------------------------------------
 
@@ -180,13 +195,16 @@ class WindowGroup:
         order = [by_slot[id(slot)] for slot in prep.slots.rows()]
         chunk = min(e.chunk or self.limits.prefill_chunk for e in order)
         room = max(1, chunk // len(order))
+        if self.graph.family.fixed_chunks:
+            room -= order[0].done % room
         width = self.limits.geometry.width_for(min(room, max(e.target - e.done for e in open_entries)))
         prep.slots.reserve(width)
         order = [by_slot[id(slot)] for slot in prep.slots.rows()]
         real = [min(width, e.target - e.done) for e in order]
         ids = [_padded(e.ids[e.done : e.done + n], width, e.ids[e.done]) for e, n in zip(order, real, strict=True)]
-        prep.slots.begin(width)
+        prep.slots.begin(width, real)
         self.graph.feed(mx.array(ids, mx.int32), prep.slots.caches)
+        prep.slots.end()
         mx.eval(prep.slots.arrays())
         for entry, n in zip(order, real, strict=True):
             entry.state.length += n
@@ -221,14 +239,15 @@ class WindowGroup:
             self.fail_active(error)
         prep, joined = self.ready[0][0], 0
         while entry.rows and joined < places:
-            self._join(prep, entry)
+            self.join(prep, entry)
             joined += 1
         if not entry.rows:
             self.ready.popleft()
             self._release_staged(prep)
         return joined
 
-    def _join(self, prep: Preparation, entry: Entry) -> None:
+    def join(self, prep: Preparation, entry: Entry) -> None:
+        """Let the next row of a prepared entry run here. The register is read."""
         tokens = self._tokens_to_hold(entry, len(entry.ids))
         spec = entry.rows.popleft()
         try:
@@ -289,10 +308,11 @@ class WindowGroup:
         self.slots.reserve(width)
         rows = self.in_batch_order()
         tokens = self._feed_tokens(rows, previous)
-        self.slots.begin(width)
+        self.slots.begin(width, [1] * len(rows))
         ids = tokens[:, None] if width == 1 else mx.broadcast_to(tokens[:, None], (len(rows), width))
         positions = [i * width for i in range(len(rows))]
         scores = self.graph.forward(ids, self.slots.caches, positions, geometry.width_multiple)
+        self.slots.end()
         for row in rows:
             row.slot.length += 1
             row.drawn += 1

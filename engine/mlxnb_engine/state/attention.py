@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import mlx.core as mx
 
+from ..zoo import base
+
 
 class AttentionView(Protocol):
     """What an append returned: K/V as of that write, able to attend later."""
@@ -42,8 +44,6 @@ def _dispatch(
 def install() -> None:
     """Put the dispatch in place. Idempotent; survives a reload of this module."""
     global _original
-    from mlx_lm.models import base
-
     current = base.quantized_scaled_dot_product_attention
     if getattr(current, "_mlxnb_original", None) is not None:
         _original = current._mlxnb_original

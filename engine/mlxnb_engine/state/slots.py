@@ -21,9 +21,10 @@ import mlx.core as mx
 
 from ..errors import ModelError
 from ..types import StateSpec
-from .spec import Geometry
-
-_DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+from ..zoo import CacheList
+from .recurrent import RecurrentLayers
+from .spec import MLX_DTYPES, Geometry
+from .step import Span, Step
 
 
 @dataclass(eq=False, slots=True)
@@ -47,61 +48,17 @@ class CapacityClass:
     """
 
     capacity: int
+    slots: int
     keys: list[mx.array]
     values: list[mx.array]
     rows: list[SlotRow] = field(default_factory=list)
     used: int = 0
-
-    @property
-    def slots(self) -> int:
-        return int(self.keys[0].shape[0])
 
     def drop(self) -> None:
         """Let go of every buffer now: rows and their class refer to each other, so reference counts alone never would."""
         self.keys.clear()
         self.values.clear()
         self.rows.clear()
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """One class's part of a step: batch rows start..stop, attending `extent` positions."""
-
-    home: CapacityClass
-    start: int
-    stop: int
-    extent: int
-    lengths: mx.array
-    positions: mx.array
-
-
-class Step:
-    """The shapes, offsets and masks of one step, captured before any write and shared by all layers.
-
-    offset: RoPE offset, an int for a lone row, else int32 [B]. It never moves during the forward.
-    """
-
-    def __init__(self, spans: tuple[Span, ...], width: int, offset: int | mx.array, exact: bool) -> None:
-        self.spans = spans
-        self.width = width
-        self.offset = offset
-        self.exact = exact
-        self._masks: dict[tuple[int, int | None], mx.array | str | None] = {}
-
-    def mask(self, span: Span, window: int | None) -> mx.array | str | None:
-        """Bool [rows, 1, L, extent]: query i of a row of length n sees key j iff j <= n + i (and j > n + i - window).
-
-        A lone row over its exact extent needs none at L = 1 and plain "causal" otherwise.
-        """
-        if self.exact and window is None:
-            return None if self.width == 1 else "causal"
-        key = (span.start, window)
-        if key not in self._masks:
-            query = (span.lengths[:, None] + mx.arange(self.width))[:, None, :, None]
-            cols = mx.arange(span.extent)
-            seen = cols <= query
-            self._masks[key] = seen if window is None else seen & (cols > query - window)
-        return self._masks[key]
 
 
 class _ClassesView:
@@ -113,7 +70,11 @@ class _ClassesView:
     def attend(self, queries: mx.array, scale: float) -> mx.array:
         out = [
             mx.fast.scaled_dot_product_attention(
-                queries[span.start : span.stop], keys, values, scale=scale, mask=self._step.mask(span, self._window)
+                queries[span.start : span.stop],
+                keys,
+                values,
+                scale=scale,
+                mask=self._step.mask(span, self._window, self._window),
             )
             for span, (keys, values) in zip(self._step.spans, self._parts, strict=True)
         ]
@@ -121,12 +82,13 @@ class _ClassesView:
 
 
 class LayerCache:
-    """mlx-lm's cache protocol over one layer of the slots. Truthy, stateless: the step is in `slots.step`."""
+    """mlx-lm's cache protocol over one attention layer of the slots. Truthy; the step is in `slots.step`."""
 
     group_size = 64
 
     def __init__(self, slots: Slots, layer: int, window: int | None) -> None:
         self._slots, self._layer, self._window = slots, layer, window
+        self._view: tuple[Any, Any] | None = None
 
     @property
     def offset(self) -> int | mx.array:
@@ -142,30 +104,76 @@ class LayerCache:
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | str | None:
         step = self._slots.current
         if len(step.spans) > 1:
-            return None
-        mask = step.mask(step.spans[0], window_size)
-        if return_array and isinstance(mask, str):
-            return mx.arange(step.spans[0].extent) <= (mx.arange(N) + step.offset)[:, None]
-        return mask
+            return None  # each class makes its own when it attends
+        return step.mask(step.spans[0], window_size or self._window, self._window, return_array)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        return self._slots.append(self._layer, keys, values, self._window)
+        self._view = self._slots.append(self._layer, keys, values, self._window)
+        return self._view
+
+    def keys_and_values(self) -> tuple[Any, Any]:
+        """What this step's append returned, for layers that share another layer's K/V."""
+        assert self._view is not None, "read before the layer that owns it appended"
+        return self._view
+
+    @property
+    def keys(self) -> mx.array:
+        """The buffer itself, for modules that tie the evaluation of one cache to another's."""
+        return self._slots.classes[0].keys[self._layer]
+
+    @keys.setter
+    def keys(self, tied: mx.array) -> None:
+        """Nothing to do: every state array is submitted with its step (P17), and storing `tied` would cost a copy of the buffer."""
+
+    @property
+    def values(self) -> mx.array:
+        return self._slots.classes[0].values[self._layer]
+
+    @values.setter
+    def values(self, tied: mx.array) -> None:
+        """As `keys`."""
+
+    def forget_view(self) -> None:
+        """Let go of the step's view: a live slice of a buffer turns the next append into a copy of all of it (P1)."""
+        self._view = None
 
 
 class Slots:
     """State of the rows of one group, all layers.
 
+    split: rows of different capacity live in classes of their own; otherwise all share one class, which grows with the longest
+    (for models that bypass the attention dispatch). wide_masks: see `Step`.
     Owner: engine thread. Invariant: `rows()` is the batch order; a row's length never exceeds its class's capacity.
     Lifetime: with its group; `clear()` drops every buffer.
     """
 
-    def __init__(self, specs: Sequence[StateSpec], geometry: Geometry, tight: bool = False) -> None:
+    def __init__(
+        self, specs: Sequence[StateSpec], geometry: Geometry, tight: bool = False, *, split: bool = True, wide_masks: bool = False
+    ) -> None:
         self.specs = tuple(specs)
         self.geometry = geometry
         self._tight = tight  # classes hold no free slot: they grow and shrink by one, at the cost of a copy
+        self._split, self._wide_masks = split, wide_masks
         self.classes: list[CapacityClass] = []
         self.step: Step | None = None
-        self.caches = [LayerCache(self, i, spec.window) for i, spec in enumerate(self.specs)]
+        self.attention = tuple(spec for spec in self.specs if spec.kind in ("full", "sliding"))
+        self.recurrent = RecurrentLayers([spec for spec in self.specs if spec.kind == "recurrent"])
+        self.caches = self._bind()
+
+    def _bind(self) -> list[Any]:
+        """One cache per object of `make_prompt_cache(model)`, nested as there."""
+        attention, recurrent = iter(range(len(self.attention))), iter(self.recurrent.caches)
+        flat: list[Any] = []
+        for spec in self.specs:
+            if spec.kind == "recurrent":
+                flat.append(next(recurrent))
+            else:
+                flat.append(LayerCache(self, -1 if spec.kind == "unused" else next(attention), spec.window))
+        self._layer_caches = [cache for cache in flat if isinstance(cache, LayerCache)]
+        nested: dict[int, list[Any]] = {}
+        for i, (spec, cache) in enumerate(zip(self.specs, flat, strict=True)):
+            nested.setdefault(spec.place[0] if spec.place else i, []).append((len(spec.place) > 1, cache))
+        return [CacheList(*(c for _, c in group)) if group[0][0] else group[0][1] for group in nested.values()]
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -181,12 +189,34 @@ class Slots:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one position of one row, all layers."""
-        return sum(s.kv_heads * (s.key_dim + s.value_dim) * _DTYPES[s.dtype].size for s in self.specs)
+        return sum(s.kv_heads * (s.key_dim + s.value_dim) * MLX_DTYPES[s.dtype].size for s in self.attention)
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes that a row takes whatever its length: its recurrent state."""
+        return self.recurrent.bytes_per_row
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, free slots included."""
-        return sum(home.capacity * home.slots for home in self.classes) * self.bytes_per_token
+        """Bytes of all buffers, free slots included, and of the recurrent state of the rows."""
+        held = sum(home.capacity * home.slots for home in self.classes) * self.bytes_per_token
+        return held + len(self.rows()) * self.recurrent.bytes_per_row
+
+    def bytes_for(self, tokens: Sequence[int]) -> int:
+        """Bytes of a state that holds rows of these lengths and no other."""
+        capacities = [self.geometry.capacity_for(max(n, 1)) for n in tokens]
+        if capacities and not self._split:
+            capacities = [max(capacities)] * len(capacities)
+        return sum(capacities) * self.bytes_per_token + len(capacities) * self.recurrent.bytes_per_row
+
+    def growth(self, tokens: Sequence[int]) -> int:
+        """Bytes that rows of these lengths would add, if classes hold no free slot."""
+        if self._split or not self.classes:
+            return self.bytes_for(tokens)
+        home, rows = self.classes[0], len(self.classes[0].rows)
+        widest = max([home.capacity, *(self.geometry.capacity_for(max(n, 1)) for n in tokens)])
+        added = (rows + len(tokens)) * widest - home.slots * home.capacity
+        return added * self.bytes_per_token + len(tokens) * self.recurrent.bytes_per_row
 
     def add(self, tokens: int) -> SlotRow:
         """A new empty row in the smallest class that holds `tokens`."""
@@ -195,9 +225,13 @@ class Slots:
 
     def retire(self, row: SlotRow) -> None:
         """Free the row's slot; the last row of its class moves into the hole."""
-        home, hole, last = row.home, row.index, len(row.home.rows) - 1
-        if home.rows[hole] is not row:
+        if row.home.rows[row.index] is not row:
             raise RuntimeError("a row was retired twice")
+        self.recurrent.forget(row)
+        self._vacate(row)
+
+    def _vacate(self, row: SlotRow) -> None:
+        home, hole, last = row.home, row.index, len(row.home.rows) - 1
         moved = home.rows.pop()
         if not home.rows:
             self.classes.remove(home)
@@ -208,6 +242,7 @@ class Slots:
                 if hole != last:
                     buffer[hole] = buffer[last]
                 buffers[i] = mx.contiguous(buffer[:last]) if self._tight else buffer
+        home.slots = last if self._tight else home.slots
         home.used = min(home.used, home.slots)
         if moved is not row:
             home.rows[hole] = moved
@@ -218,10 +253,11 @@ class Slots:
         home = self._class(self.geometry.capacity_for(max(tokens, row.length, 1)))
         new = self._occupy(home, row.length)
         self._copy(row, new)
+        self.recurrent.write(new, other.recurrent.read(row))
         return new
 
     def extract(self, row: SlotRow) -> list[tuple[mx.array, mx.array]]:
-        """Contiguous, evaluated copies of the row's K/V per layer, `[1, kv_heads, length, dim]`."""
+        """Contiguous, evaluated copies of the row's K/V per attention layer, `[1, kv_heads, length, dim]`."""
         out = [
             (mx.contiguous(k[row.index : row.index + 1, :, : row.length]), mx.contiguous(v[row.index : row.index + 1, :, : row.length]))
             for k, v in zip(row.home.keys, row.home.values, strict=True)
@@ -229,16 +265,30 @@ class Slots:
         mx.eval(out)
         return out
 
+    def extract_recurrent(self, row: SlotRow) -> list[list[mx.array | None]]:
+        """Contiguous, evaluated copies of the row's recurrent state per layer; valid exactly at the row's length."""
+        out = [[None if a is None else mx.contiguous(a) for a in layer] for layer in self.recurrent.read(row)]
+        mx.eval([a for layer in out for a in layer if a is not None])
+        return out
+
     def arrays(self) -> list[mx.array]:
         """Every state array, for explicit submission with a step."""
-        return [array for home in self.classes for array in (*home.keys, *home.values)]
+        held = [array for home in self.classes for array in (*home.keys, *home.values)]
+        return held + self.recurrent.arrays()
 
     def clear(self) -> None:
         """Drop every row and buffer."""
         for home in self.classes:
             home.drop()
         self.classes.clear()
+        self.recurrent.clear()
         self.step = None
+        self.end()
+
+    def end(self) -> None:
+        """The step's graph is built: no view of a buffer may outlive it."""
+        for cache in self._layer_caches:
+            cache.forget_view()
 
     def check(self) -> None:
         """Raise RuntimeError unless rows, slots and lengths agree."""
@@ -257,13 +307,15 @@ class Slots:
             if row.length + width > row.home.capacity:
                 self._promote(row, row.length + width)
 
-    def begin(self, width: int) -> Step:
+    def begin(self, width: int, real: Sequence[int] | None = None) -> Step:
         """Capture offsets and shapes for one step in which every row has a window of `width` positions.
 
+        real: how many of them are each row's own, in batch order (all, if left out); the rest is padding.
         Raises ModelError before any device write if a row lacks capacity (call `reserve` first).
         """
         spans, start = [], 0
-        lengths = [row.length for row in self.rows()]
+        rows = self.rows()
+        lengths = [row.length for row in rows]
         for home in self.classes:
             mine = [row.length for row in home.rows]
             if max(mine) + width > home.capacity:
@@ -272,12 +324,16 @@ class Slots:
             base = mx.array(mine + free, mx.int32)
             positions = (base[:, None] + mx.arange(width, dtype=mx.int32))[:, None, :, None]
             extent = self.geometry.extent_for(mine, width, home.capacity)
-            spans.append(Span(home, start, start + len(mine), extent, base[: len(mine)], positions))
+            spans.append(Span(home, start, start + len(mine), extent, base[: len(mine)], positions, min(mine)))
             start += len(mine)
         lone = len(lengths) == 1
         offset = lengths[0] if lone else mx.array(lengths, mx.int32)
-        self.step = Step(tuple(spans), width, offset, exact=lone and not self.geometry.bucketed)
-        return self.step
+        bucketed = self.geometry.bucketed
+        step = Step(tuple(spans), width, offset, exact=lone and not bucketed, bucketed=bucketed, wide_masks=self._wide_masks)
+        step.fill(real or [width] * len(rows))
+        self.recurrent.align(rows)
+        self.step = self.recurrent.step = step
+        return step
 
     def append(self, layer: int, keys: mx.array, values: mx.array, window: int | None) -> tuple[Any, Any]:
         """Scatter a window's K/V `[B, kv_heads, L, dim]` at each row's length; returns what the layer attends."""
@@ -288,7 +344,8 @@ class Slots:
             home.keys[layer] = _write(home.keys[layer], span, keys)
             home.values[layer] = _write(home.values[layer], span, values)
             count = span.stop - span.start
-            parts.append((home.keys[layer][:count, :, : span.extent], home.values[layer][:count, :, : span.extent]))
+            low = step.reads(span, window)
+            parts.append((home.keys[layer][:count, :, low : span.extent], home.values[layer][:count, :, low : span.extent]))
         if len(parts) == 1:
             return parts[0]
         view = _ClassesView(step, parts, window)
@@ -298,21 +355,32 @@ class Slots:
 
     def _class(self, capacity: int) -> CapacityClass:
         for home in self.classes:
-            if home.capacity == capacity:
+            if home.capacity == capacity or not self._split:
+                if home.capacity < capacity:
+                    self._stretch(home, capacity)
                 return home
-        home = CapacityClass(capacity, *self._buffers(1, capacity))
+        home = CapacityClass(capacity, 1, *self._buffers(1, capacity))
         self.classes.append(home)
         self.classes.sort(key=lambda c: c.capacity)
         return home
 
+    def _stretch(self, home: CapacityClass, capacity: int) -> None:
+        """Give every slot of a class more room."""
+        keys, values = self._buffers(home.slots, capacity - home.capacity)
+        home.keys = [mx.concatenate(pair, axis=2) for pair in zip(home.keys, keys, strict=True)]
+        home.values = [mx.concatenate(pair, axis=2) for pair in zip(home.values, values, strict=True)]
+        home.capacity = capacity
+
     def _buffers(self, slots: int, capacity: int) -> tuple[list[mx.array], list[mx.array]]:
-        keys = [mx.zeros((slots, s.kv_heads, capacity, s.key_dim), _DTYPES[s.dtype]) for s in self.specs]
-        values = [mx.zeros((slots, s.kv_heads, capacity, s.value_dim), _DTYPES[s.dtype]) for s in self.specs]
+        keys = [mx.zeros((slots, s.kv_heads, capacity, s.key_dim), MLX_DTYPES[s.dtype]) for s in self.attention]
+        values = [mx.zeros((slots, s.kv_heads, capacity, s.value_dim), MLX_DTYPES[s.dtype]) for s in self.attention]
         return keys, values
 
     def _occupy(self, home: CapacityClass, length: int) -> SlotRow:
         if len(home.rows) == home.slots:
-            keys, values = self._buffers(1 if self._tight else home.slots, home.capacity)
+            more = 1 if self._tight else home.slots
+            keys, values = self._buffers(more, home.capacity)
+            home.slots += more
             home.keys = [mx.concatenate(pair) for pair in zip(home.keys, keys, strict=True)]
             home.values = [mx.concatenate(pair) for pair in zip(home.values, values, strict=True)]
         row = SlotRow(length, home, len(home.rows))
@@ -339,12 +407,15 @@ class Slots:
                 new[i] = buffer
 
     def _promote(self, row: SlotRow, tokens: int) -> None:
-        """Move a row into the class that holds `tokens`, keeping its handle."""
-        moved = self._occupy(self._class(self.geometry.capacity_for(tokens)), row.length)
+        """Move a row into the class that holds `tokens`, keeping its handle (and with it its recurrent state)."""
+        home = self._class(self.geometry.capacity_for(tokens))
+        if home is row.home:
+            return  # the only class, and it has grown
+        moved = self._occupy(home, row.length)
         self._copy(row, moved)
         stale = SlotRow(row.length, row.home, row.index)
         row.home.rows[row.index] = stale
-        self.retire(stale)
+        self._vacate(stale)
         row.home, row.index = moved.home, moved.index
         row.home.rows[row.index] = row
 
