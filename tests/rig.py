@@ -176,11 +176,12 @@ class Rig:
         max_rows: int = 8,
         chunk: int = 64,
         max_kv_bytes: int | None = None,
+        ring: bool = False,
     ) -> None:
         self.log: list[tuple[str, int]] = []
         self.recorders: list[Recorder] = []
         self.watched = Watched(self, graph)
-        limits = GroupLimits(chunk, submit, geometry or Geometry(), max_kv_bytes is not None)  # type: ignore[arg-type]
+        limits = GroupLimits(chunk, submit, geometry or Geometry(), max_kv_bytes is not None, ring)  # type: ignore[arg-type]
         self.group = WindowGroup(self.watched, limits)  # type: ignore[arg-type]
         self.scheduler = Scheduler(self.group, max_rows=max_rows, prefill_chunk=chunk, max_kv_bytes=max_kv_bytes)
         for name in ("submit", "read"):

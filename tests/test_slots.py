@@ -13,6 +13,7 @@ import pytest
 from rig import Rig, assert_same, differences, graph_of, prompt, solo
 
 from mlxnb_engine.errors import ModelError
+from mlxnb_engine.rotary import SharedAngles
 from mlxnb_engine.state import slots as slots_module
 from mlxnb_engine.state.slots import LayerCache, SlotRow, Slots
 from mlxnb_engine.state.spec import Geometry
@@ -143,12 +144,12 @@ def _bounds_checked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every scatter compares its positions with its buffer; one out of range is recorded and not executed."""
     write, found = slots_module._write, []
 
-    def checked(buffer: mx.array, span: Any, window: mx.array) -> mx.array:
-        low, high = int(span.positions.min()), int(span.positions.max())
+    def checked(buffer: mx.array, span: Any, places: mx.array, window: mx.array) -> mx.array:
+        low, high = int(places.min()), int(places.max())
         if low < 0 or high >= buffer.shape[2]:
             found.append(f"positions {low}..{high} of {buffer.shape[2]}")
             return buffer
-        return write(buffer, span, window)
+        return write(buffer, span, places, window)
 
     monkeypatch.setattr(slots_module, "_write", checked)
     return found
@@ -214,7 +215,8 @@ def test_q_and_k_of_all_layers_read_one_captured_offset_that_never_moves(monkeyp
 
 
 def test_an_offset_advanced_in_place_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control of P5."""
+    """Negative control of P5. The angles that layers share would hide it: each layer makes its own here."""
+    monkeypatch.setattr(SharedAngles, "_rotate", lambda self, module, base, x, offset: base.__call__(module, x, offset=offset))
     want = [solo(graph_of(), PLAIN, prompt(n), 6) for n in (5, 20)]
     append = Slots.append
 

@@ -27,7 +27,7 @@ from mlxnb_engine.methods.turns import Turns
 from mlxnb_engine.methods.window import GroupLimits
 from mlxnb_engine.qualify import shared_if_exact
 from mlxnb_engine.scheduler import Scheduler
-from mlxnb_engine.state import families, recurrent
+from mlxnb_engine.state import families, recurrent, windowed
 from mlxnb_engine.state.replay import WindowTransaction
 from mlxnb_engine.state.slots import Slots
 from mlxnb_engine.state.spec import Geometry
@@ -105,11 +105,17 @@ ORDERS = ((0, 1), (1, 2, 3), (0, 1, 2, 3, 4))
 
 
 @pytest.mark.modes("none", "mkl-strict")
-@each([n for n in SHARED if n not in NUMERIC])
+@each([n for n in SHARED if n not in NUMERIC and families.FAMILIES[n].padded])
 def test_rows_of_a_ragged_batch_are_those_of_each_row_alone(name: str, blas_mode: str) -> None:
     model = graph(name)
-    for geometry in geometries(model, blas_mode) if model.family.padded else [Geometry()]:
+    for geometry in geometries(model, blas_mode):
         assert not found(model, geometry, ORDERS)
+
+
+@each([n for n in SHARED if not families.FAMILIES[n].padded])
+def test_rows_that_take_no_padding_are_those_of_each_row_alone(name: str) -> None:
+    """On the reference BLAS: strict MKL may need padded windows, which these modules would read as tokens."""
+    assert not found(graph(name), Geometry(), ORDERS)
 
 
 @each(sorted(NUMERIC))
@@ -165,6 +171,62 @@ class TurnsRig(Rig):
         return []
 
 
+# -- rings (G23) ----------------------------------------------------------------------------------------------------------------
+
+SLIDING = [n for n in zoo.sliding() if n in SHARED]
+
+
+@each(SLIDING)
+def test_rows_in_rings_have_the_bits_of_rows_in_full_buffers(name: str) -> None:
+    """Prompts and answers many times as long as a ring: late joins, retirements, classes, and each row's own full buffer."""
+    model = graph(name)
+    lengths = (5, 200, 150)
+    want = {n: alone(model, Geometry(), prompt(n)) for n in lengths}
+    for order in (lengths, lengths[1:]):
+        rig = ZooRig(model, chunk=CHUNK, ring=True)
+        rows = [(n, rig.ask(prompt(n), TOKENS)) for n in order]
+        rig.run()
+        assert any(spec.window for spec in model.specs)
+        for n, row in rows:
+            assert row.end == "length" and row.ids == want[n].ids and row.hidden() == want[n].hidden()
+
+
+@each(SLIDING)
+def test_a_window_in_rings_keeps_any_prefix(name: str) -> None:
+    model = graph(name)
+    if not model.family.windows:
+        return
+    for rows in (1, 3):
+        plan = _plan(random.Random(f"ring {name}{rows}"), rows, ragged=True)
+        plan = plan[:1] * 12 + plan[1:]  # beyond the ring of 64
+        got = _run(model, plan, range(rows), ring=32)
+        for row in range(rows):
+            flat = _run(model, _kept_only(plan), [row])[row]
+            scores = sum(kept for step in plan for r, (_, kept) in step.items() if r == row)
+            assert got[row][:scores] == flat[:scores], f"row {row} of {rows}"
+
+
+def test_rings_take_less_memory_and_a_step_wider_than_they_take_is_refused() -> None:
+    model = graph("gemma3")
+    full, ring = (Slots(model.specs, Geometry(), ring=slack) for slack in (None, 16))
+    for slots in (full, ring):
+        slots.add(500)
+    assert ring.nbytes < 0.7 * full.nbytes
+    with pytest.raises(ModelError, match="wider than the 16"):
+        ring.begin(17)
+
+
+def test_a_ring_without_slack_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the padding of a wide step overwrites what its first query still sees."""
+    model = graph("gemma3")
+    want = alone(model, Geometry(), prompt(200))
+    monkeypatch.setattr(windowed.Ring, "size", lambda self, window: window)
+    rig = ZooRig(model, chunk=CHUNK, ring=True)
+    row = rig.ask(prompt(200), TOKENS)
+    rig.run()
+    assert row.hidden() != want.hidden()
+
+
 # -- windows of which a prefix is kept (G15, G54, I5) --------------------------------------------------------------------------
 
 
@@ -186,13 +248,16 @@ def _window(model: ModelGraph, slots: Slots, windows: dict[Any, list[int]], kept
     return {row: scores[int(a) : int(b)] for row, a, b in zip(rows, ends, ends[1:], strict=False)}
 
 
-def _slots(model: ModelGraph) -> Slots:
-    return Slots(model.specs, Geometry(), split=model.family.split, wide_masks=model.wide_masks)
+def _slots(model: ModelGraph, ring: int | None = None) -> Slots:
+    return Slots(model.specs, Geometry(), split=model.family.split, wide_masks=model.wide_masks, ring=ring)
 
 
-def _run(model: ModelGraph, plan: list[dict[int, tuple[list[int], int]]], rows: Sequence[int]) -> dict[int, list[bytes]]:
+Plan = list[dict[int, tuple[list[int], int]]]
+
+
+def _run(model: ModelGraph, plan: Plan, rows: Sequence[int], ring: int | None = None) -> dict[int, list[bytes]]:
     """Feed each named row its windows of the plan (ids, kept). Scores at kept positions, then the state, as bytes."""
-    slots = _slots(model)
+    slots = _slots(model, ring)
     handles = {row: slots.add(80) for row in rows}
     seen: dict[int, list[bytes]] = {row: [] for row in rows}
     for step in plan:
@@ -207,7 +272,7 @@ def _run(model: ModelGraph, plan: list[dict[int, tuple[list[int], int]]], rows: 
     return seen
 
 
-def _plan(rng: random.Random, rows: int, ragged: bool) -> list[dict[int, tuple[list[int], int]]]:
+def _plan(rng: random.Random, rows: int, ragged: bool) -> Plan:
     """A prompt, then verify windows with rejected tails, then single tokens."""
 
     def window(width: int) -> tuple[list[int], int]:
@@ -222,7 +287,7 @@ def _plan(rng: random.Random, rows: int, ragged: bool) -> list[dict[int, tuple[l
     return plan
 
 
-def _kept_only(plan: list[dict[int, tuple[list[int], int]]]) -> list[dict[int, tuple[list[int], int]]]:
+def _kept_only(plan: Plan) -> Plan:
     return [{row: (ids[:k], k) for row, (ids, k) in step.items()} for step in plan]
 
 

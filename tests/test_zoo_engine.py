@@ -38,8 +38,9 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def ask(client: LocalClient, names: list[str], prompts: tuple[str, ...], samples: int = 1) -> list[list[int]]:
     """Ids of each row, all requests submitted at once."""
-    made = [CompletionRequest(RequestId(name), "", text=text, max_tokens=12, samples=samples) for name, text in zip(names, prompts, strict=True)]
-    rows = [row for request in made for row in client.submit(request)]
+    rows = []
+    for name, text in zip(names, prompts, strict=True):
+        rows += client.submit(CompletionRequest(RequestId(name), "", text=text, max_tokens=12, samples=samples))
     for row in rows:
         row.wait(60)
         row.raise_for_error()

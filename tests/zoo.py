@@ -539,6 +539,11 @@ def _weight(seed: int, path: str, array: mx.array) -> mx.array:
     return mx.array(np.asarray(mean + noise(seed, path, shape, scale), dtype=np.float32))
 
 
+def sliding() -> list[str]:
+    """Modules some of whose layers keep a ring in mlx-lm, as their tables here say."""
+    return sorted(name for name in TABLE if name in SLIDING or name in ("gear", "baichuan_m1", "recurrent_gemma"))
+
+
 def flat_caches(model: nn.Module) -> list[Any]:
     """mlx-lm's caches with every ring replaced by a buffer of all tokens.
 

@@ -123,7 +123,7 @@ class Resident:
         self._chunk, self._explicit_chunk = chunk, config.prefill_chunk
         self._heads = int(loaded.model_config.get("num_attention_heads", 1))
         self._fused = {s.key_dim for s in graph.specs if s.key_dim} <= _FUSED_HEAD_DIMS[backend.device]
-        limits = GroupLimits(chunk, backend.submit, self.geometry, tight=config.max_kv_bytes is not None)
+        limits = GroupLimits(chunk, backend.submit, self.geometry, tight=config.max_kv_bytes is not None, ring=config.sliding_ring)
         self.group: WindowGroup | Turns = (Turns if graph.family.mode == "lone" else WindowGroup)(graph, limits)
         self.scheduler = Scheduler(
             self.group, max_rows=config.max_rows, prefill_chunk=chunk, max_kv_bytes=config.max_kv_bytes
@@ -263,7 +263,8 @@ def _weight_first(config: Mapping[str, Any], backend: Backend) -> bool:
 def _geometry(graph: ModelGraph, config: RuntimeConfig, backend: Backend) -> tuple[Geometry, str]:
     """The shapes that steps take: measured in strict mode, bucketed on CUDA, exact extents elsewhere."""
     if not graph.family.padded or graph.family.mode == "lone":
-        return Geometry(), "exact extents, no padding"
+        exact = "" if backend.blas.geometry_invariant else "; batches may differ in the last bits"
+        return Geometry(), f"no padding for this family{exact}"
     if backend.blas.strict and backend.device == "cpu":
         verdict = qualify.strict_geometry(graph.projection_shapes(), {s.value_dim for s in graph.specs if s.value_dim})
         if verdict.geometry is None:

@@ -39,6 +39,7 @@ class RuntimeConfig:
     blas: auto, mkl, mkl-strict, openblas, none, or the path of a library. model: None is the embedded default.
     prefill_chunk: None is 128 on CPU, 2048 elsewhere (`chunk_for`). dtype: None is the policy of the loader.
     min_width, attention_extent: geometry of a window step; None is resolved from the backend.
+    sliding_ring: sliding layers keep a ring of what they see instead of all tokens: less memory, a gather per layer and step.
     unknown_env: MLXNB_* variables that mean nothing here, shown by `mlxnb doctor`.
     Made by `resolve` only, which checks every range.
     """
@@ -56,6 +57,7 @@ class RuntimeConfig:
     min_width: int | None = None
     attention_extent: str | None = None
     submit_order: str = "auto"
+    sliding_ring: bool = False
     unknown_env: tuple[str, ...] = ()
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
 
@@ -214,5 +216,6 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "min_width": _whole(1, 64, none=True),
     "attention_extent": _one_of("exact", "bucket", none=True),
     "submit_order": _one_of("auto", "before", "after"),
+    "sliding_ring": _flag,
 }
 assert set(_READERS) == {f.name for f in fields(RuntimeConfig)} - {"unknown_env", "sources"}

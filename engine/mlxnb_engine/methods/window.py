@@ -66,12 +66,13 @@ class _Flight:
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
     """prefill_chunk: tokens of one prefill window, over all its rows. tight: K/V memory is limited, so rows start in the
-    class of their final length and classes grow by one slot, not by doubling."""
+    class of their final length and classes grow by one slot, not by doubling. ring: sliding layers keep no more than they see."""
 
     prefill_chunk: int
     submit: SubmitOrder
     geometry: Geometry = field(default_factory=Geometry)
     tight: bool = False
+    ring: bool = False
 
 
 class WindowGroup:
@@ -95,8 +96,10 @@ class WindowGroup:
         family = self.graph.family
         if family.mode == "lone":
             return LoneState(self.graph.model)
+        limits = self.limits
+        widest = limits.geometry.width_for(limits.prefill_chunk) if limits.ring else None
         return Slots(
-            self.graph.specs, self.limits.geometry, self.limits.tight, split=family.split, wide_masks=self.graph.wide_masks
+            self.graph.specs, limits.geometry, limits.tight, split=family.split, wide_masks=self.graph.wide_masks, ring=widest
         )
 
     @property

@@ -44,7 +44,9 @@ _WHOLE = Family(split=False, note="attention bypasses the dispatch: all rows in 
 _LATENT = Family(
     "prefill alone", split=False, windows=False, note="latent attention takes another arithmetic for one token than for several"
 )
-_EQUAL = Family("prefill alone", padded=False, windows=False, note="ignores padding: prompts are read alone, rows decode together")
+_EQUAL = Family(
+    "prefill alone", padded=False, windows=False, note="ignores padding: prompts are read alone; exact on the reference BLAS only"
+)
 _SSD = Family("prefill alone", fixed_chunks=True, windows=False, note="where a prompt is cut changes bits: cuts follow from the position")
 UNKNOWN = Family("lone", windows=False, note="not in the table: alone until it passes the parity check")
 

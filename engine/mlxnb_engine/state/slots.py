@@ -25,6 +25,7 @@ from ..zoo import CacheList
 from .recurrent import RecurrentLayers
 from .spec import MLX_DTYPES, Geometry
 from .step import Span, Step
+from .windowed import Ring
 
 
 @dataclass(eq=False, slots=True)
@@ -64,8 +65,8 @@ class CapacityClass:
 class _ClassesView:
     """Captured K/V of a step whose rows live in several classes (`attention.AttentionView`)."""
 
-    def __init__(self, step: Step, parts: list[tuple[mx.array, mx.array]], window: int | None) -> None:
-        self._step, self._parts, self._window = step, parts, window
+    def __init__(self, slots: Slots, step: Step, parts: list[tuple[mx.array, mx.array]], window: int | None) -> None:
+        self._slots, self._step, self._parts, self._window = slots, step, parts, window
 
     def attend(self, queries: mx.array, scale: float) -> mx.array:
         out = [
@@ -74,7 +75,7 @@ class _ClassesView:
                 keys,
                 values,
                 scale=scale,
-                mask=self._step.mask(span, self._window, self._window),
+                mask=self._slots.mask(span, self._window, self._window),
             )
             for span, (keys, values) in zip(self._step.spans, self._parts, strict=True)
         ]
@@ -105,7 +106,7 @@ class LayerCache:
         step = self._slots.current
         if len(step.spans) > 1:
             return None  # each class makes its own when it attends
-        return step.mask(step.spans[0], window_size or self._window, self._window, return_array)
+        return self._slots.mask(step.spans[0], window_size or self._window, self._window, return_array)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
         self._view = self._slots.append(self._layer, keys, values, self._window)
@@ -142,18 +143,27 @@ class Slots:
     """State of the rows of one group, all layers.
 
     split: rows of different capacity live in classes of their own; otherwise all share one class, which grows with the longest
-    (for models that bypass the attention dispatch). wide_masks: see `Step`.
+    (for models that bypass the attention dispatch). wide_masks: see `Step`. ring: sliding layers keep a ring for steps up to this
+    width (`windowed.py`) instead of all tokens.
     Owner: engine thread. Invariant: `rows()` is the batch order; a row's length never exceeds its class's capacity.
     Lifetime: with its group; `clear()` drops every buffer.
     """
 
     def __init__(
-        self, specs: Sequence[StateSpec], geometry: Geometry, tight: bool = False, *, split: bool = True, wide_masks: bool = False
+        self,
+        specs: Sequence[StateSpec],
+        geometry: Geometry,
+        tight: bool = False,
+        *,
+        split: bool = True,
+        wide_masks: bool = False,
+        ring: int | None = None,
     ) -> None:
         self.specs = tuple(specs)
         self.geometry = geometry
         self._tight = tight  # classes hold no free slot: they grow and shrink by one, at the cost of a copy
         self._split, self._wide_masks = split, wide_masks
+        self._ring = Ring(ring) if ring is not None else None
         self.classes: list[CapacityClass] = []
         self.step: Step | None = None
         self.attention = tuple(spec for spec in self.specs if spec.kind in ("full", "sliding"))
@@ -189,7 +199,17 @@ class Slots:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one position of one row, all layers."""
-        return sum(s.kv_heads * (s.key_dim + s.value_dim) * MLX_DTYPES[s.dtype].size for s in self.attention)
+        return sum(_token_bytes(spec) for spec in self.attention)
+
+    def _slot_bytes(self, capacity: int) -> int:
+        """Bytes of one slot of a class, all layers."""
+        return sum(self._places(spec, capacity) * _token_bytes(spec) for spec in self.attention)
+
+    def _places(self, spec: StateSpec, capacity: int) -> int:
+        """Positions that a layer's buffer has in a class: its ring's, where that is smaller."""
+        if self._ring is None or spec.window is None or not self._ring.holds(spec.window, capacity):
+            return capacity
+        return self._ring.size(spec.window)
 
     @property
     def bytes_per_row(self) -> int:
@@ -199,7 +219,7 @@ class Slots:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers, free slots included, and of the recurrent state of the rows."""
-        held = sum(home.capacity * home.slots for home in self.classes) * self.bytes_per_token
+        held = sum(self._slot_bytes(home.capacity) * home.slots for home in self.classes)
         return held + len(self.rows()) * self.recurrent.bytes_per_row
 
     def bytes_for(self, tokens: Sequence[int]) -> int:
@@ -207,7 +227,7 @@ class Slots:
         capacities = [self.geometry.capacity_for(max(n, 1)) for n in tokens]
         if capacities and not self._split:
             capacities = [max(capacities)] * len(capacities)
-        return sum(capacities) * self.bytes_per_token + len(capacities) * self.recurrent.bytes_per_row
+        return sum(map(self._slot_bytes, capacities)) + len(capacities) * self.recurrent.bytes_per_row
 
     def growth(self, tokens: Sequence[int]) -> int:
         """Bytes that rows of these lengths would add, if classes hold no free slot."""
@@ -215,8 +235,8 @@ class Slots:
             return self.bytes_for(tokens)
         home, rows = self.classes[0], len(self.classes[0].rows)
         widest = max([home.capacity, *(self.geometry.capacity_for(max(n, 1)) for n in tokens)])
-        added = (rows + len(tokens)) * widest - home.slots * home.capacity
-        return added * self.bytes_per_token + len(tokens) * self.recurrent.bytes_per_row
+        added = (rows + len(tokens)) * self._slot_bytes(widest) - home.slots * self._slot_bytes(home.capacity)
+        return added + len(tokens) * self.recurrent.bytes_per_row
 
     def add(self, tokens: int) -> SlotRow:
         """A new empty row in the smallest class that holds `tokens`."""
@@ -257,11 +277,11 @@ class Slots:
         return new
 
     def extract(self, row: SlotRow) -> list[tuple[mx.array, mx.array]]:
-        """Contiguous, evaluated copies of the row's K/V per attention layer, `[1, kv_heads, length, dim]`."""
-        out = [
-            (mx.contiguous(k[row.index : row.index + 1, :, : row.length]), mx.contiguous(v[row.index : row.index + 1, :, : row.length]))
-            for k, v in zip(row.home.keys, row.home.values, strict=True)
-        ]
+        """Contiguous, evaluated copies of the row's K/V per attention layer, `[1, kv_heads, length, dim]`; of a ring what it holds."""
+        out = []
+        for spec, k, v in zip(self.attention, row.home.keys, row.home.values, strict=True):
+            held = mx.arange(max(0, row.length - k.shape[2]), row.length) % k.shape[2] if spec.window else slice(row.length)
+            out.append(tuple(mx.contiguous(buffer[row.index : row.index + 1, :, held]) for buffer in (k, v)))
         mx.eval(out)
         return out
 
@@ -333,7 +353,20 @@ class Slots:
         step.fill(real or [width] * len(rows))
         self.recurrent.align(rows)
         self.step = self.recurrent.step = step
+        if self._ring is not None:
+            if width > self._ring.slack:
+                raise ModelError(f"A step of {width} is wider than the {self._ring.slack} that the rings of sliding layers take.")
+            self._ring.begin(step)
         return step
+
+    def mask(
+        self, span: Span, window: int | None, layer_window: int | None, return_array: bool = False
+    ) -> mx.array | str | None:
+        """The mask of one class's part of the step, for a layer of `layer_window` (see `Step.mask`)."""
+        if self._ring is not None and self._ring.holds(layer_window, span.home.capacity):
+            assert window is not None and layer_window is not None
+            return self._ring.mask(span, window, layer_window, self._wide_masks)
+        return self.current.mask(span, window, layer_window, return_array)
 
     def append(self, layer: int, keys: mx.array, values: mx.array, window: int | None) -> tuple[Any, Any]:
         """Scatter a window's K/V `[B, kv_heads, L, dim]` at each row's length; returns what the layer attends."""
@@ -341,14 +374,19 @@ class Slots:
         parts = []
         for span in step.spans:
             home = span.home
-            home.keys[layer] = _write(home.keys[layer], span, keys)
-            home.values[layer] = _write(home.values[layer], span, values)
-            count = span.stop - span.start
-            low = step.reads(span, window)
-            parts.append((home.keys[layer][:count, :, low : span.extent], home.values[layer][:count, :, low : span.extent]))
+            ring = self._ring if self._ring is not None and self._ring.holds(window, home.capacity) else None
+            places = span.positions if ring is None or window is None else ring.slots_of(span, window)
+            home.keys[layer] = _write(home.keys[layer], span, places, keys)
+            home.values[layer] = _write(home.values[layer], span, places, values)
+            both = (home.keys[layer], home.values[layer])
+            if ring is not None and window is not None:
+                parts.append((ring.read(both[0], span, window), ring.read(both[1], span, window)))
+                continue
+            count, low = span.stop - span.start, step.reads(span, window)
+            parts.append((both[0][:count, :, low : span.extent], both[1][:count, :, low : span.extent]))
         if len(parts) == 1:
             return parts[0]
-        view = _ClassesView(step, parts, window)
+        view = _ClassesView(self, step, parts, window)
         return view, view
 
     # -- buffers ---------------------------------------------------------------------------------------------------
@@ -365,16 +403,20 @@ class Slots:
         return home
 
     def _stretch(self, home: CapacityClass, capacity: int) -> None:
-        """Give every slot of a class more room."""
-        keys, values = self._buffers(home.slots, capacity - home.capacity)
-        home.keys = [mx.concatenate(pair, axis=2) for pair in zip(home.keys, keys, strict=True)]
-        home.values = [mx.concatenate(pair, axis=2) for pair in zip(home.values, values, strict=True)]
+        """Give every slot of a class more room. A ring keeps its size: until it was needed, positions and slots were the same."""
+        for i, spec in enumerate(self.attention):
+            more = self._places(spec, capacity) - home.keys[i].shape[2]
+            if more:
+                room = (home.slots, spec.kv_heads, more)
+                home.keys[i] = mx.concatenate([home.keys[i], mx.zeros((*room, spec.key_dim), home.keys[i].dtype)], axis=2)
+                home.values[i] = mx.concatenate([home.values[i], mx.zeros((*room, spec.value_dim), home.values[i].dtype)], axis=2)
         home.capacity = capacity
 
     def _buffers(self, slots: int, capacity: int) -> tuple[list[mx.array], list[mx.array]]:
-        keys = [mx.zeros((slots, s.kv_heads, capacity, s.key_dim), MLX_DTYPES[s.dtype]) for s in self.attention]
-        values = [mx.zeros((slots, s.kv_heads, capacity, s.value_dim), MLX_DTYPES[s.dtype]) for s in self.attention]
-        return keys, values
+        def zeros(spec: StateSpec, dim: int) -> mx.array:
+            return mx.zeros((slots, spec.kv_heads, self._places(spec, capacity), dim), MLX_DTYPES[spec.dtype])
+
+        return [zeros(spec, spec.key_dim) for spec in self.attention], [zeros(spec, spec.value_dim) for spec in self.attention]
 
     def _occupy(self, home: CapacityClass, length: int) -> SlotRow:
         if len(home.rows) == home.slots:
@@ -403,7 +445,8 @@ class Slots:
             return
         for old, new in ((source.home.keys, target.home.keys), (source.home.values, target.home.values)):
             for i, buffer in enumerate(new):
-                buffer[target.index, :, :n] = old[i][source.index, :, :n]
+                held = min(n, buffer.shape[2], old[i].shape[2])  # a ring is copied as it lies: both have one size
+                buffer[target.index, :, :held] = old[i][source.index, :, :held]
                 new[i] = buffer
 
     def _promote(self, row: SlotRow, tokens: int) -> None:
@@ -420,10 +463,14 @@ class Slots:
         row.home.rows[row.index] = row
 
 
-def _write(buffer: mx.array, span: Span, window: mx.array) -> mx.array:
-    """Scatter this span's rows at their positions; free slots receive zeros, which a joiner overwrites."""
+def _token_bytes(spec: StateSpec) -> int:
+    return spec.kv_heads * (spec.key_dim + spec.value_dim) * MLX_DTYPES[spec.dtype].size
+
+
+def _write(buffer: mx.array, span: Span, places: mx.array, window: mx.array) -> mx.array:
+    """Scatter this span's rows at their places; free slots receive zeros, which a joiner overwrites."""
     mine = window[span.start : span.stop] if window.shape[0] != span.stop - span.start else window
     free = buffer.shape[0] - mine.shape[0]
     if free:
         mine = mx.concatenate([mine, mx.zeros((free, *mine.shape[1:]), mine.dtype)])
-    return mx.put_along_axis(buffer, span.positions, mine, axis=2)
+    return mx.put_along_axis(buffer, places, mine, axis=2)
