@@ -15,7 +15,8 @@ from rig import Rig, assert_same, differences, graph_of, prompt, solo
 from mlxnb_engine.errors import ModelError
 from mlxnb_engine.rotary import SharedAngles
 from mlxnb_engine.state import slots as slots_module
-from mlxnb_engine.state.slots import LayerCache, SlotRow, Slots
+from mlxnb_engine.state.layer import LayerCache
+from mlxnb_engine.state.slots import SlotRow, Slots
 from mlxnb_engine.state.spec import Geometry
 from mlxnb_engine.types import StateSpec
 

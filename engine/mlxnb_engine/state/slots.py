@@ -22,6 +22,7 @@ import mlx.core as mx
 from ..errors import ModelError
 from ..types import StateSpec
 from ..zoo import CacheList
+from .layer import ClassesView, LayerCache
 from .recurrent import RecurrentLayers
 from .spec import MLX_DTYPES, Geometry
 from .step import Span, Step
@@ -60,83 +61,6 @@ class CapacityClass:
         self.keys.clear()
         self.values.clear()
         self.rows.clear()
-
-
-class _ClassesView:
-    """Captured K/V of a step whose rows live in several classes (`attention.AttentionView`)."""
-
-    def __init__(self, slots: Slots, step: Step, parts: list[tuple[mx.array, mx.array]], window: int | None) -> None:
-        self._slots, self._step, self._parts, self._window = slots, step, parts, window
-
-    def attend(self, queries: mx.array, scale: float) -> mx.array:
-        out = [
-            mx.fast.scaled_dot_product_attention(
-                queries[span.start : span.stop],
-                keys,
-                values,
-                scale=scale,
-                mask=self._slots.mask(span, self._window, self._window),
-            )
-            for span, (keys, values) in zip(self._step.spans, self._parts, strict=True)
-        ]
-        return mx.concatenate(out, axis=0)
-
-
-class LayerCache:
-    """mlx-lm's cache protocol over one attention layer of the slots. Truthy; the step is in `slots.step`."""
-
-    group_size = 64
-
-    def __init__(self, slots: Slots, layer: int, window: int | None) -> None:
-        self._slots, self._layer, self._window = slots, layer, window
-        self._view: tuple[Any, Any] | None = None
-
-    @property
-    def offset(self) -> int | mx.array:
-        return self._slots.current.offset
-
-    @property
-    def bits(self) -> int:
-        """Present only when a step spans several classes: it routes attention to `attention._dispatch`."""
-        if len(self._slots.current.spans) == 1:
-            raise AttributeError("bits")
-        return 16
-
-    def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | str | None:
-        step = self._slots.current
-        if len(step.spans) > 1:
-            return None  # each class makes its own when it attends
-        return self._slots.mask(step.spans[0], window_size or self._window, self._window, return_array)
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:
-        self._view = self._slots.append(self._layer, keys, values, self._window)
-        return self._view
-
-    def keys_and_values(self) -> tuple[Any, Any]:
-        """What this step's append returned, for layers that share another layer's K/V."""
-        assert self._view is not None, "read before the layer that owns it appended"
-        return self._view
-
-    @property
-    def keys(self) -> mx.array:
-        """The buffer itself, for modules that tie the evaluation of one cache to another's."""
-        return self._slots.classes[0].keys[self._layer]
-
-    @keys.setter
-    def keys(self, tied: mx.array) -> None:
-        """Nothing to do: every state array is submitted with its step (P17), and storing `tied` would cost a copy of the buffer."""
-
-    @property
-    def values(self) -> mx.array:
-        return self._slots.classes[0].values[self._layer]
-
-    @values.setter
-    def values(self, tied: mx.array) -> None:
-        """As `keys`."""
-
-    def forget_view(self) -> None:
-        """Let go of the step's view: a live slice of a buffer turns the next append into a copy of all of it (P1)."""
-        self._view = None
 
 
 class Slots:
@@ -386,7 +310,7 @@ class Slots:
             parts.append((both[0][:count, :, low : span.extent], both[1][:count, :, low : span.extent]))
         if len(parts) == 1:
             return parts[0]
-        view = _ClassesView(self, step, parts, window)
+        view = ClassesView(self, step, parts, window)
         return view, view
 
     # -- buffers ---------------------------------------------------------------------------------------------------
@@ -464,7 +388,8 @@ class Slots:
 
 
 def _token_bytes(spec: StateSpec) -> int:
-    return spec.kv_heads * (spec.key_dim + spec.value_dim) * MLX_DTYPES[spec.dtype].size
+    size: int = MLX_DTYPES[spec.dtype].size
+    return spec.kv_heads * (spec.key_dim + spec.value_dim) * size
 
 
 def _write(buffer: mx.array, span: Span, places: mx.array, window: mx.array) -> mx.array:
