@@ -46,6 +46,7 @@ HOUSE_MAP: dict[str, tuple[int, int]] = {
     "mlxnb_engine.filters": (1, 250),
     "mlxnb_engine.sampling": (1, 400),
     "mlxnb_engine.grammar": (1, 250),
+    "mlxnb_engine.cuda": (1, 300),  # kernels: MLX and nothing of ours
     "mlxnb_engine.state": (2, 400),
     "mlxnb_engine.graph": (2, 300),  # it puts the attention dispatch of state/ in place around each forward
     "mlxnb_engine.cache": (3, 400),
@@ -82,7 +83,10 @@ NEVER: dict[str, tuple[str, ...]] = {
 }
 WIDGETS_MAY = ("mlxnb_widgets", "mlxnb_engine.events", "mlxnb_engine.types")
 
-MLX_NAMES = "graph zoo rotary loader sampling filters state methods.window draft.model draft.mtp qualify binding engine"
+MLX_NAMES = (
+    "graph zoo rotary cuda loader sampling filters state methods.window "
+    "methods.compiled draft.model draft.mtp qualify binding engine"
+)
 MLX_FILES = tuple(f"mlxnb_engine.{name}" for name in MLX_NAMES.split())
 MLX_PACKAGES = ("mlx", "mlx_lm")
 UNSAFE_MODULES = ("pickle", "marshal", "dill", "shelve", "cloudpickle", "_pickle")

@@ -17,9 +17,10 @@ from . import fingerprint, loader, policy, qualify
 from .admission import Entry, RowSpec
 from .blas import BlasChoice
 from .config import RuntimeConfig
+from .cuda import linear
 from .delivery import Delivery
 from .errors import CapacityExceeded, ModelError
-from .graph import ModelGraph
+from .graph import ModelGraph, module_name
 from .methods.turns import Turns
 from .methods.window import GroupLimits, WindowGroup
 from .prompt import PromptPreparer
@@ -247,6 +248,8 @@ class Resident:
 def _graph(loaded: loader.Loaded, backend: Backend) -> ModelGraph:
     """The model bound by what the table says of its family; a module the table does not know shares a batch if it can."""
     model, config = loaded.model, loaded.model_config
+    if backend.device == "cuda" and families.FAMILIES.get(module_name(model), families.UNKNOWN).split:
+        linear.install(model)
     graph = ModelGraph(model, config, weight_first=_weight_first(config, backend))
     if graph.family is not families.UNKNOWN:
         return graph
@@ -270,5 +273,7 @@ def _geometry(graph: ModelGraph, config: RuntimeConfig, backend: Backend) -> tup
         if verdict.geometry is None:
             raise ModelError(f"mkl-strict is not exact on this machine: {verdict.note}.", "Use MLXNB_BLAS=none for exact results.")
         return verdict.geometry, f"strict: {verdict.note}"
+    if config.attention_extent is None and backend.device == "cuda" and graph.family.split:
+        return Geometry(config.min_width or 1, bucketed=True, fused=True, compiled=True), "own CUDA kernels, compiled steps"
     bucketed = config.attention_extent == "bucket" or (config.attention_extent is None and backend.device == "cuda")
     return Geometry(config.min_width or 1, bucketed), "bucketed extents" if bucketed else "exact extents"

@@ -100,7 +100,7 @@ class ModelGraph:
     ) -> None:
         attention.install()
         self.model = model
-        self.module = type(model).__module__.rsplit(".", 1)[-1]
+        self.module = module_name(model)
         objects = make_prompt_cache(model)
         self.family = assume or families.admit(self.module, [type(c).__name__ for c in _flat(objects)], config)
         if mx.default_device().type == mx.DeviceType.cpu:
@@ -180,6 +180,11 @@ class ModelGraph:
             if isinstance(weight, mx.array) and weight.ndim == 2 and not hasattr(module, "bits"):
                 shapes.add((int(weight.shape[0]), int(weight.shape[1])))
         return shapes
+
+
+def module_name(model: nn.Module) -> str:
+    """The mlx-lm module that defines this model, as `families` names it."""
+    return type(model).__module__.rsplit(".", 1)[-1]
 
 
 def _flat(objects: Sequence[Any]) -> list[Any]:

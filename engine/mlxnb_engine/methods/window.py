@@ -21,13 +21,14 @@ import mlx.core as mx
 from ..admission import Entry, RowSpec, notify
 from ..delivery import Drawn
 from ..errors import ModelError
-from ..graph import ModelGraph
+from ..graph import ModelGraph, Scores
 from ..qualify import SubmitOrder
 from ..sampling import SamplingSession, Selection, select
 from ..state.lone import LoneState
 from ..state.slots import Slots
 from ..state.spec import Geometry, State
 from ..types import FinishReason, TokenId
+from .compiled import CompiledSteps
 
 
 @dataclass(eq=False, slots=True)
@@ -85,6 +86,7 @@ class WindowGroup:
     def __init__(self, graph: ModelGraph, limits: GroupLimits) -> None:
         self.graph, self.limits = graph, limits
         self.slots = self._new_slots()
+        self._compiled = CompiledSteps(graph) if limits.geometry.compiled else None
         self.rows: list[Row] = []
         self.preparation: Preparation | None = None
         self.ready: deque[tuple[Preparation, Entry]] = deque()
@@ -314,13 +316,19 @@ class WindowGroup:
         self.slots.begin(width, [1] * len(rows))
         ids = tokens[:, None] if width == 1 else mx.broadcast_to(tokens[:, None], (len(rows), width))
         positions = [i * width for i in range(len(rows))]
-        scores = self.graph.forward(ids, self.slots.caches, positions, geometry.width_multiple)
+        scores = self._forward(ids, positions)
         self.slots.end()
         for row in rows:
             row.slot.length += 1
             row.drawn += 1
         self.steps += 1
         return _Flight(rows, select([row.sampler for row in rows], scores.logits))
+
+    def _forward(self, ids: mx.array, positions: list[int]) -> Scores:
+        multiple = self.limits.geometry.width_multiple
+        if self._compiled is not None and isinstance(self.slots, Slots):
+            return self._compiled.forward(self.slots, ids, positions, multiple)
+        return self.graph.forward(ids, self.slots.caches, positions, multiple)
 
     def _feed_tokens(self, rows: list[Row], previous: _Flight | None) -> mx.array:
         """int32 [B]: the pending token of each row. It enters sampler history here, as it becomes model input."""

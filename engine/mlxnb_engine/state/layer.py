@@ -6,30 +6,29 @@ from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
-from .step import Step
+from ..cuda import attention
+from .step import Span, Step
 
 if TYPE_CHECKING:
     from .slots import Slots
 
 
 class ClassesView:
-    """Captured K/V of a step whose rows live in several classes (`attention.AttentionView`)."""
+    """Captured K/V of a step whose layers attend span by span (`attention.AttentionView`): whole buffers, if it is fused."""
 
     def __init__(self, slots: Slots, step: Step, parts: list[tuple[mx.array, mx.array]], window: int | None) -> None:
         self._slots, self._step, self._parts, self._window = slots, step, parts, window
 
     def attend(self, queries: mx.array, scale: float) -> mx.array:
-        out = [
-            mx.fast.scaled_dot_product_attention(
-                queries[span.start : span.stop],
-                keys,
-                values,
-                scale=scale,
-                mask=self._slots.mask(span, self._window, self._window),
-            )
-            for span, (keys, values) in zip(self._step.spans, self._parts, strict=True)
-        ]
-        return mx.concatenate(out, axis=0)
+        spans = list(zip(self._step.spans, self._parts, strict=True))
+        if len(spans) == 1:
+            return self._part(*spans[0], queries, scale)
+        return mx.concatenate([self._part(span, kv, queries[span.start : span.stop], scale) for span, kv in spans], axis=0)
+
+    def _part(self, span: Span, kv: tuple[mx.array, mx.array], queries: mx.array, scale: float) -> mx.array:
+        if self._step.fused:
+            return attention.attend(queries, *kv, span.base, scale, self._window)
+        return mx.fast.scaled_dot_product_attention(queries, *kv, scale=scale, mask=self._slots.mask(span, self._window, self._window))
 
 
 class LayerCache:
@@ -47,15 +46,15 @@ class LayerCache:
 
     @property
     def bits(self) -> int:
-        """Present only when a step spans several classes: it routes attention to `attention._dispatch`."""
-        if len(self._slots.current.spans) == 1:
+        """Present only when a step attends span by span: it routes attention to `attention._dispatch`."""
+        if not self._slots.current.by_span:
             raise AttributeError("bits")
         return 16
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> mx.array | str | None:
         step = self._slots.current
-        if len(step.spans) > 1:
-            return None  # each class makes its own when it attends
+        if step.by_span:
+            return None  # each span sees to it when it attends
         return self._slots.mask(step.spans[0], window_size or self._window, self._window, return_array)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[Any, Any]:

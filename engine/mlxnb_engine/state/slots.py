@@ -19,13 +19,14 @@ from typing import Any
 
 import mlx.core as mx
 
+from ..cuda import attention
 from ..errors import ModelError
 from ..types import StateSpec
 from ..zoo import CacheList
 from .layer import ClassesView, LayerCache
 from .recurrent import RecurrentLayers
 from .spec import MLX_DTYPES, Geometry
-from .step import Span, Step
+from .step import Span, Step, in_batch_order, landing
 from .windowed import Ring
 
 
@@ -68,7 +69,7 @@ class Slots:
 
     split: rows of different capacity live in classes of their own; otherwise all share one class, which grows with the longest
     (for models that bypass the attention dispatch). wide_masks: see `Step`. ring: sliding layers keep a ring for steps up to this
-    width (`windowed.py`) instead of all tokens.
+    width (`windowed.py`) instead of all tokens. replaceable: the state is K/V buffers and nothing else.
     Owner: engine thread. Invariant: `rows()` is the batch order; a row's length never exceeds its class's capacity.
     Lifetime: with its group; `clear()` drops every buffer.
     """
@@ -91,6 +92,9 @@ class Slots:
         self.classes: list[CapacityClass] = []
         self.step: Step | None = None
         self.attention = tuple(spec for spec in self.specs if spec.kind in ("full", "sliding"))
+        plain = split and self._ring is None and all(attention.serves(s.key_dim, s.value_dim, s.dtype) for s in self.attention)
+        self._fused = geometry.fused and plain
+        self.replaceable = split and self._ring is None and len(self.attention) == len(self.specs)
         self.recurrent = RecurrentLayers([spec for spec in self.specs if spec.kind == "recurrent"])
         self.caches = self._bind()
 
@@ -220,6 +224,12 @@ class Slots:
         held = [array for home in self.classes for array in (*home.keys, *home.values)]
         return held + self.recurrent.arrays()
 
+    def replace_arrays(self, arrays: Sequence[mx.array]) -> None:
+        """Take these for `arrays()`, what a compiled step made of the state; only where `replaceable`."""
+        left = iter(arrays)
+        for home in self.classes:
+            home.keys, home.values = [next(left) for _ in home.keys], [next(left) for _ in home.values]
+
     def clear(self) -> None:
         """Drop every row and buffer."""
         for home in self.classes:
@@ -266,14 +276,15 @@ class Slots:
                 raise ModelError(f"A step of {width} would write beyond capacity {home.capacity}.")
             free = [0] * (home.slots - len(mine))
             base = mx.array(mine + free, mx.int32)
-            positions = (base[:, None] + mx.arange(width, dtype=mx.int32))[:, None, :, None]
             extent = self.geometry.extent_for(mine, width, home.capacity)
-            spans.append(Span(home, start, start + len(mine), extent, base[: len(mine)], positions, min(mine)))
+            spans.append(Span(home, start, start + len(mine), extent, base, landing(base, width), min(mine)))
             start += len(mine)
-        lone = len(lengths) == 1
-        offset = lengths[0] if lone else mx.array(lengths, mx.int32)
-        bucketed = self.geometry.bucketed
-        step = Step(tuple(spans), width, offset, exact=lone and not bucketed, bucketed=bucketed, wide_masks=self._wide_masks)
+        lone, bucketed = len(lengths) == 1, self.geometry.bucketed
+        offset: int | mx.array = lengths[0] if lone else mx.array(lengths, mx.int32)
+        if self.geometry.compiled:
+            offset = in_batch_order(spans)
+        flags = {"exact": lone and not bucketed, "bucketed": bucketed, "wide_masks": self._wide_masks}
+        step = Step(tuple(spans), width, offset, **flags, fused=self._fused and width <= attention.MAX_WIDTH)
         step.fill(real or [width] * len(rows))
         self.recurrent.align(rows)
         self.step = self.recurrent.step = step
@@ -306,9 +317,12 @@ class Slots:
             if ring is not None and window is not None:
                 parts.append((ring.read(both[0], span, window), ring.read(both[1], span, window)))
                 continue
+            if step.fused:
+                parts.append(both)
+                continue
             count, low = span.stop - span.start, step.reads(span, window)
             parts.append((both[0][:count, :, low : span.extent], both[1][:count, :, low : span.extent]))
-        if len(parts) == 1:
+        if not step.by_span:
             return parts[0]
         view = ClassesView(self, step, parts, window)
         return view, view

@@ -21,12 +21,16 @@ class Geometry:
     bucketed: attention reads a class's whole capacity, so that shapes repeat; the mask does the rest. Otherwise it reads
         the longest row's extent (a lone row's exact extent, without a mask).
     first_rung, skipped_rungs: capacities are first_rung * 2^k without the skipped ones.
+    fused: windows of few positions attend through `cuda.attention`, each row over its own length, where the layers allow it.
+    compiled: decode steps whose shapes repeat run as compiled functions (`methods.compiled`); needs `bucketed`.
     """
 
     width_multiple: int = 1
     bucketed: bool = False
     first_rung: int = BLOCK_TOKENS
     skipped_rungs: tuple[int, ...] = ()
+    fused: bool = False
+    compiled: bool = False
 
     def capacity_for(self, tokens: int) -> int:
         """The smallest allowed capacity that holds `tokens`."""
