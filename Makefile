@@ -9,7 +9,7 @@ BIN = $(VENV)/bin
 
 export BACKEND PYTHON
 
-.PHONY: help demo lab test check frontend browser wheel clean
+.PHONY: help demo lab test check frontend browser bench wheel clean
 
 help:
 	@echo "make demo      run the quickstart notebook on a real model and show each answer as it comes"
@@ -18,6 +18,7 @@ help:
 	@echo "make check     lint, type check and the unit tests of the front end only"
 	@echo "make frontend  build the widgets and the JupyterLab extension, where JupyterLab finds it"
 	@echo "make browser   find a Chromium for the browser tests, or fetch one; asks first"
+	@echo "make bench     the benchmarks against mlx-lm on this machine's CPU, into benchmark-output/ (half an hour; keep it quiet)"
 	@echo "make wheel     build the wheel and the source archive into dist/"
 	@echo "make clean     remove what the other targets made, except the environment $(VENV)"
 
@@ -64,6 +65,9 @@ frontend: $(VENV)/.installed-dev
 
 browser: $(VENV)/.installed-dev
 	@PYTHON="$(BIN)/python" sh scripts/chromium.sh get $(if $(CI),--yes) >/dev/null
+
+bench: $(VENV)/.installed-dev
+	@"$(BIN)/python" engine/benchmarks/run.py
 
 wheel: $(VENV)/.installed-dev
 	@echo "mlxnb: building the wheel and the source archive"

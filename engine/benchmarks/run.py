@@ -9,37 +9,38 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
-import time
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import report
 import scheduling
+import startup
+from machine import facts
 
 HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One comparison. peer: (BLAS of its process, arm)."""
+    """One comparison. peer_blas: the BLAS of the peer's process. peer: its arm there (see worker.py)."""
 
     id: str
     title: str
     job: dict[str, Any]
     peer_blas: str
     aim: float
+    peer: str = "mlx-lm"
 
 
 def items() -> list[Item]:
     decode1 = {"work": "decode", "batch": 1, "prompt": 32, "tokens": 48}
     decode8 = {"work": "decode", "batch": 8, "prompt": 32, "tokens": 32}
     fill = [{"work": "prefill", "batch": 1, "prompt": n, "tokens": 1} for n in (512, 2048)]
+    samples = {"work": "samples", "batch": 8, "prompt": 1024, "tokens": 64}
     return [
         Item("W1", "decode, B=1, same BLAS", decode1, "auto", 1.0),
         Item("W2", "decode, B=8 together, same BLAS", decode8, "auto", 1.0),
@@ -47,6 +48,8 @@ def items() -> list[Item]:
         Item("W3", "prefill 512 tokens, same BLAS", fill[0], "auto", 1.0),
         Item("W3l", "prefill 2048 tokens, same BLAS", fill[1], "auto", 1.0),
         Item("W3i", "prefill 512 tokens, mlx-lm as installed", fill[0], "none", 15.0),
+        Item("W5", "8 samples of a 1k prompt, 64 tokens each, against 8 calls", samples, "auto", 5.0, "mlx-lm calls"),
+        Item("W5b", "8 samples of a 1k prompt, 64 tokens each, against a batch of 8 copies", samples, "auto", 2.0),
     ]
 
 
@@ -80,11 +83,11 @@ def compare(item: Item, workers: dict[str, Worker], rounds: int) -> dict[str, An
     ours, peer = workers["auto"], workers[item.peer_blas]
     warm = {**item.job, "tokens": min(item.job["tokens"], 4), "prompt": min(item.job["prompt"], 64)}
     ours.ask("ours", warm, 0)
-    peer.ask("mlx-lm", warm, 0)
+    peer.ask(item.peer, warm, 0)
     runs: list[dict[str, Any]] = []
     for index in range(rounds):
-        arms = [("ours", ours), ("mlx-lm", peer)]
-        answers = {arm: worker.ask(arm, item.job, index + 1) for arm, worker in (arms if index % 2 == 0 else arms[::-1])}
+        arms = [("ours", "ours", ours), ("mlx-lm", item.peer, peer)]
+        answers = {name: worker.ask(arm, item.job, index + 1) for name, arm, worker in (arms if index % 2 == 0 else arms[::-1])}
         runs.append(answers)
         print(f"  {item.id} {index + 1}/{rounds}: " + ", ".join(f"{arm} {rate(a):.1f} tok/s" for arm, a in answers.items()), flush=True)
     good = [r for r in runs if all("error" not in a for a in r.values())]
@@ -104,27 +107,6 @@ def rate(answer: dict[str, Any]) -> float:
     return float("nan") if "error" in answer else answer["tokens"] / answer["seconds"]
 
 
-def load_extension(rounds: int) -> dict[str, Any]:
-    """W11, first half: what `%load_ext mlxnb` adds to a started IPython, in fresh processes. Milliseconds."""
-    code = (
-        "import time; from IPython.core.interactiveshell import InteractiveShell as S; s = S.instance(); t = time.perf_counter();"
-        "s.run_line_magic('load_ext', 'mlxnb'); print((time.perf_counter() - t) * 1e3)"
-    )
-    costs = [float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(rounds)]
-    return {"id": "W11", "title": "%load_ext mlxnb, ms", "median_ms": statistics.median(costs), "runs_ms": costs, "aim_ms": 150}
-
-
-def facts() -> dict[str, Any]:
-    packages = {name: version(name) for name in ("mlx", "mlx-lm", "mlxnb")}
-    cpu = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), platform.processor())
-    return {"when": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "system": platform.platform(), "cpu": cpu, **packages}
-
-
-def _cpuinfo() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
@@ -132,8 +114,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmark-output"))
     options = parser.parse_args()
     chosen = [i for i in items() if not options.only or i.id in options.only.split(",")]
-    results: dict[str, Any] = {"facts": facts(), "compared": [], "absolute": []}
-    results["absolute"].append(load_extension(options.rounds))
+    results: dict[str, Any] = {"facts": facts("mlx", "mlx-lm", "mlxnb"), "compared": [], "absolute": []}
+    results["absolute"].append(startup.load_extension(options.rounds))
     results["absolute"].append({"id": "W14", "title": "null-graph step, ms", "ms": scheduling.curve(options.rounds)})
     results["absolute"].append(scheduling.long_row(options.rounds))
     workers = {blas: Worker(blas) for blas in {"auto", *(i.peer_blas for i in chosen)}}

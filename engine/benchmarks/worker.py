@@ -1,9 +1,10 @@
 """One benchmark process: one BLAS, the default model loaded once per side, commands as JSON lines on standard input.
 
-    {"arm": "ours" | "mlx-lm", "work": "decode" | "prefill", "batch": 8, "prompt": 32, "tokens": 32, "seed": 0}
+    {"arm": "ours" | "mlx-lm" | "mlx-lm calls", "work": "decode" | "prefill" | "samples", "batch": 8, "prompt": 32, "tokens": 32, "seed": 0}
 
-answers {"seconds": decode or prefill time, "tokens": how many were timed}. The two sides hold the same weights; ours runs as a
-person gets it (client, engine thread, delivery), mlx-lm by `generate_step` for one row and `BatchGenerator` for more.
+answers {"seconds": decode, prefill or whole time, "tokens": how many were timed}. The sides hold the same weights; ours runs as a
+person gets it (client, engine thread, delivery), mlx-lm by `generate_step` for one row and `BatchGenerator` for more; "mlx-lm calls"
+answers one row after the other.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ class Ours:
     def run(self, prompts: list[str], tokens: int) -> list[list[float]]:
         """Arrival time of each token, per row. Raises if a row ended before its last token: the arms must do the same work."""
         rows = []
-        for prompt in prompts:
+        same = len(set(prompts)) == 1 and len(prompts) > 1
+        for prompt in prompts[:1] if same else prompts:
             self._number += 1
-            request = CompletionRequest(RequestId(f"bench-{self._number}"), "", text=prompt, max_tokens=tokens)
+            samples = len(prompts) if same else 1
+            request = CompletionRequest(RequestId(f"bench-{self._number}"), "", text=prompt, max_tokens=tokens, samples=samples)
             rows += self.client.submit(request)
         times = []
         for row in rows:
@@ -57,8 +60,10 @@ class Ours:
 class MlxLm:
     """mlx-lm on the very same weights, as its own command line would run it."""
 
-    def __init__(self) -> None:
+    def __init__(self, together: bool) -> None:
         from mlxnb_engine import loader
+
+        self.together = together
 
         config = resolve()
         located = loader.locate(None, config, lambda *_: None, lambda: False)
@@ -70,8 +75,8 @@ class MlxLm:
         from mlx_lm.generate import BatchGenerator, generate_step
 
         ids = [self.tokenizer.encode(prompt) for prompt in prompts]
-        if len(ids) == 1:
-            return [[time.monotonic() for _ in generate_step(mx.array(ids[0]), self.model, max_tokens=tokens)]]
+        if len(ids) == 1 or not self.together:
+            return [[time.monotonic() for _ in generate_step(mx.array(one), self.model, max_tokens=tokens)] for one in ids]
         generator = BatchGenerator(self.model, max_tokens=tokens, completion_batch_size=len(ids), prefill_batch_size=len(ids))
         uids = generator.insert(ids, [tokens] * len(ids))
         times: dict[int, list[float]] = {uid: [] for uid in uids}
@@ -83,14 +88,17 @@ class MlxLm:
 
 
 def measure(side: Any, job: dict[str, Any]) -> dict[str, float]:
-    """decode: from the moment every row has its first token to the last one. prefill: from submit to the last first token."""
+    """decode: from the moment every row has its first token to the last one. prefill: from submit to the last first token.
+    samples: all rows have one prompt; from submit to the last token."""
     batch, tokens = job["batch"], job["tokens"]
-    prompts = [text_of(job["prompt"], job["seed"] * 100 + i) for i in range(batch)]
+    prompts = [text_of(job["prompt"], job["seed"] * 100 + (0 if job["work"] == "samples" else i)) for i in range(batch)]
     started = time.monotonic()
     times = side.run(prompts, tokens)
     first = max(t[0] for t in times)
     if job["work"] == "prefill":
         return {"seconds": first - started, "tokens": batch * job["prompt"]}
+    if job["work"] == "samples":
+        return {"seconds": max(t[-1] for t in times) - started, "tokens": batch * tokens}
     timed = sum(sum(1 for x in t if x > first) for t in times)
     return {"seconds": max(t[-1] for t in times) - first, "tokens": timed}
 
@@ -105,7 +113,8 @@ def main() -> None:
     print(json.dumps({"blas": choice.name}), flush=True)
     for line in sys.stdin:
         job = json.loads(line)
-        side = sides.get(job["arm"]) or sides.setdefault(job["arm"], Ours(options.chunk) if job["arm"] == "ours" else MlxLm())
+        arm = job["arm"]
+        side = sides.get(arm) or sides.setdefault(arm, Ours(options.chunk) if arm == "ours" else MlxLm(arm == "mlx-lm"))
         try:
             answer: dict[str, Any] = measure(side, job)
         except Exception as error:
