@@ -22,8 +22,9 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "load": "mlxnb.api",
     "monitor": "mlxnb.views",
-    "playground": "mlxnb.playground",
-    "stepper": "mlxnb.stepper",
+    "playground": "mlxnb.playgroundview",
+    "stepper": "mlxnb.stepperview",
+    "widget": "mlxnb.hosted",
     "Run": "mlxnb.run",
     "RunGroup": "mlxnb.run",
     "MlxnbError": "mlxnb_engine.errors",
@@ -49,6 +50,7 @@ __all__ = [
     "playground",
     "stepper",
     "unload_ipython_extension",
+    "widget",
 ]
 
 

@@ -76,8 +76,10 @@ def _show_load(run: LoadRun) -> None:
     publication = publish(run)
     try:
         finish_all([run])
-    finally:
-        publication.finish(1.0)
+    except KeyboardInterrupt:
+        publication.finish(0.0 if publication.outlives_cell else 1.0)
+        raise
+    publication.finish(1.0)
 
 
 class LanguageModel:

@@ -9,7 +9,7 @@ from IPython.core.getipython import get_ipython
 
 from mlxnb_engine.errors import RequestError
 
-from .frontend import Handler
+from .frontend import Handler, Session
 from .record import plain
 from .run import Run
 from .sanitize import bundle, el, markdown_to_html, text
@@ -28,9 +28,9 @@ NAMES = {"system": "System", "user": "You", "assistant": "Model"}
 class ChatView(OpenView):
     """Turns are named t0, t1, ... in order, the system message left out: an even one asks, an odd one answers."""
 
-    def __init__(self, chat: Chat, shell: Any = None) -> None:
+    def __init__(self, chat: Chat, shell: Any = None, session: Session | None = None) -> None:
         self.chat = chat
-        super().__init__(shell, _widget)
+        super().__init__(shell, _widget, session)
         self.stream.replace(self._runs())
         chat.changed.append(self._take_over)
 
@@ -66,6 +66,9 @@ class ChatView(OpenView):
         return chat_bundle(self.chat)
 
     def _take_over(self) -> None:
+        if self.abandoned:
+            self.close()
+            return
         self.replace_runs(self._runs())
 
     def ended(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import runtime
+from .history import History
 from .schema import SESSION_TARGET, STATUS_TARGET
 
 if TYPE_CHECKING:
@@ -113,28 +114,33 @@ def engine_status() -> dict[str, Any]:
 class StatusBeat:
     """Tells listeners the engine's status once a second while it changes; one thread while anyone listens.
 
-    Silent while nothing changes: a message each second would keep an idle kernel from ever being culled.
+    Silent while nothing changes: a message each second would keep an idle kernel from ever being culled. past: what was told,
+    as long as somebody listens.
     """
 
     def __init__(self, read: Callable[[], dict[str, Any]] = engine_status, period_s: float = STATUS_S) -> None:
         self._read = read
         self._period_s = period_s
+        self.past = History()
         self._lock = threading.Lock()
         self._listeners: list[Callable[[dict[str, Any]], bool]] = []
         self._thread: threading.Thread | None = None
 
     def add(self, listener: Callable[[dict[str, Any]], bool]) -> None:
         """listener: takes a status, and returns whether it wants more. Called once at once, from the caller's thread."""
-        if not listener(self._read()):
+        status = self._read()
+        if not listener(status):
             return
         with self._lock:
             self._listeners.append(listener)
             if self._thread is None:
+                self.past.note(status)
                 self._thread = threading.Thread(target=self._work, name="mlxnb-status", daemon=True)
                 self._thread.start()
 
     def _work(self) -> None:
         last: Any = None
+        moved = False
         pause = threading.Event()
         while True:
             pause.wait(self._period_s)
@@ -143,14 +149,18 @@ class StatusBeat:
             except Exception:  # an engine that is being closed; the next beat tells
                 continue
             lasting = {name: value for name, value in status.items() if name not in ("t", "last_advance_s")}
-            changed, last = lasting != last, lasting
+            # What comes to rest is told once more: a speed is the difference of two moments.
+            news, moved, last = moved or lasting != last, lasting != last, lasting
+            if news:
+                self.past.note(status)
             with self._lock:
                 listeners = list(self._listeners)
-            gone = [listener for listener in listeners if changed and not _told(listener, status)]
+            gone = [listener for listener in listeners if news and not _told(listener, status)]
             with self._lock:
                 self._listeners = [listener for listener in self._listeners if listener not in gone]
                 if not self._listeners:
                     self._thread = None
+                    self.past.clear()  # what comes now is not seen, so the next picture begins afresh
                     return
 
 

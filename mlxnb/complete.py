@@ -12,7 +12,6 @@ from mlxnb_engine import policy
 from mlxnb_engine.errors import RequestError
 
 from . import describe, options, runtime
-from .linemagic import COMMANDS
 
 if TYPE_CHECKING:
     from .magic import MLXMagics
@@ -100,6 +99,8 @@ class Completer:
     # -- %mlx --------------------------------------------------------------------------------------------------------
 
     def _command_words(self, text: str) -> Iterable[str]:
+        from .linemagic import COMMANDS  # with all that the commands need; `%load_ext` does without
+
         words = text.split()
         if not text[-1:].isspace() and words:
             words.pop()

@@ -86,6 +86,7 @@ class Publication:
         self._renderer = renderer
         self._awaited = renderer.target
         self._screen = screen
+        self._paced = screen if isinstance(screen, Paced) else None  # asking a protocol costs more than looking at a view
         self._quiet = quiet
         self._clock = clock
         self._drawing = threading.Lock()
@@ -105,6 +106,11 @@ class Publication:
         """Whether the final state has been drawn."""
         return self._over.is_set()
 
+    @property
+    def outlives_cell(self) -> bool:
+        """Whether the end can still be drawn when the cell is over: in a notebook that somebody watches."""
+        return not self._quiet and isinstance(getattr(self._screen, "_route", None), KernelRoute)
+
     def step(self, now_please: bool = False) -> float:
         """Draw if something changed and it is time (or `now_please`); seconds until it makes sense to ask again.
 
@@ -115,7 +121,7 @@ class Publication:
                 return LONGEST_INTERVAL_S
             final = self._renderer.target.done
             now = self._clock()
-            live = self._screen.pace() if isinstance(self._screen, Paced) else None
+            live = self._paced.pace() if self._paced is not None else None
             due = self._next if live is None else live
             if not final and not now_please and (self._quiet or now < due):
                 return INTERVAL_S if self._quiet else min(INTERVAL_S, due - now)
@@ -274,7 +280,7 @@ def publish(
     if background and (quiet or not screen.threaded):
         screen.draw(renderer, target.done)
     elif not quiet and screen.threaded:
-        publication.step()  # in the cell's own thread, so that the output stands where the cell made it
+        publication.step(now_please=True)  # in the cell's own thread, whatever the pace: an output made after its cell is lost
     if isinstance(screen, Growing):
         _let_grow(screen, publication)
     if screen.threaded and not publication.over:
@@ -323,7 +329,8 @@ def _live_screen(renderer: Renderer, shell: Any, route: KernelRoute) -> Screen:
     return screen
 
 
-def follow(step: Step, flush: Callable[[], object]) -> None:
-    """Let the publisher thread look at this until it is over, and flush after each round."""
-    _PUBLISHER.after(flush)
+def follow(step: Step, flush: Callable[[], object] | None) -> None:
+    """Let the publisher thread look at this until it is over, and flush after each round; None if the step itself does."""
+    if flush is not None:
+        _PUBLISHER.after(flush)
     _PUBLISHER.add(step)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mlxnb_engine.errors import MlxnbError
 
 from . import kernelside
-from .comm import Channel, StatusBeat, welcome_status
+from .comm import Channel, StatusBeat, listen, welcome_status
 from .routing import KernelRoute
 from .schema import WIDGET_MIME, command_problem
 
@@ -31,13 +31,17 @@ if TYPE_CHECKING:
 
 FASTEST_S, SLOWEST_S = 0.05, 0.25
 SLOW_FRAME_MS = 24.0
-BEHIND = 5
-"""Messages without an acknowledgement after which the front end counts as slow."""
+ACK_S = 0.2
+"""An acknowledgement is asked for this often: each costs the kernel as much as a message does."""
 SNAPSHOT_S = 1.0
-SNAPSHOT_SHARE = 60.0
-"""A snapshot waits at least this many times what the last one took to make."""
+SNAPSHOT_SHARE = 200.0
+"""All views together wait this many times what a snapshot takes to make, so that they stay cheap however many and long they are."""
+UNANSWERED = 40
+"""Acknowledgements that are still waited for; older ones are given up."""
 DEAF_S = 3.0
 """No front end has ever answered within this: live views do not work there, and plain HTML takes over."""
+KNOCK_S = 0.25
+"""Until a front end has answered it is asked this often, also by a view that has nothing to say: what comes before it listens is lost."""
 KEPT = 64
 """Finished outputs that still take commands."""
 QUEUED = 64
@@ -66,21 +70,26 @@ class Pace:
         self.interval_s = FASTEST_S
         self.due = float("-inf")
         self._sent: OrderedDict[int, float] = OrderedDict()
+        self._asked = float("-inf")
         self._lock = threading.Lock()
         self.heard = False
         self.first_sent: float | None = None
 
-    def sent(self, seq: int, messages: int = 1) -> None:
-        """Message `seq` left; messages: how many left with it, each of which takes an interval."""
+    def sent(self, seq: int, messages: int = 1) -> bool:
+        """Message `seq` leaves; whether it is to be acknowledged. messages: how many leave with it, each takes an interval."""
         with self._lock:
             now = self._clock()
             self.first_sent = now if self.first_sent is None else self.first_sent
-            self._sent[seq] = now
-            if len(self._sent) > BEHIND:
+            if self._sent and self._late(next(iter(self._sent.values()))):
                 self._slower()
-            while len(self._sent) > 8 * BEHIND:
+            wanted = not self.heard or now - self._asked >= ACK_S
+            if wanted:
+                self._asked = now
+                self._sent[seq] = now
+            while len(self._sent) > UNANSWERED:
                 self._sent.popitem(last=False)
             self.due = now + self.interval_s * messages
+            return wanted
 
     def acked(self, seq: int, frame_ms: float) -> None:
         """A front end drew message `seq`. One that was never sent, or is acknowledged again, changes nothing."""
@@ -91,13 +100,21 @@ class Pace:
             self.heard = True
             for earlier in [known for known in self._sent if known <= seq]:
                 del self._sent[earlier]
-            if frame_ms > SLOW_FRAME_MS or self._clock() - at > 2 * self.interval_s + 0.1:
+            if frame_ms > SLOW_FRAME_MS or self._late(at):
                 self._slower()
             else:
                 self.interval_s = max(FASTEST_S, self.interval_s * 0.9)
 
+    def _late(self, sent_at: float) -> bool:
+        return self._clock() - sent_at > 2 * self.interval_s + 0.1
+
     def _slower(self) -> None:
         self.interval_s = min(SLOWEST_S, self.interval_s * 1.3)
+
+    def knocks(self) -> bool:
+        """Whether it is time to ask if anybody is there. Ends with the first answer, or when none can be hoped for."""
+        with self._lock:
+            return not self.heard and not self.deaf and self._clock() - self._asked >= KNOCK_S
 
     @property
     def deaf(self) -> bool:
@@ -151,7 +168,7 @@ class Session:
         self.pace = Pace(clock)
         self.beat = StatusBeat()
         self.sources: OrderedDict[str, Source] = OrderedDict()
-        self.widget: SessionWidget | None = None
+        self.widget: SessionWidget | View | None = None
         self._clock = clock
         self._lock = threading.RLock()
         self._outbox: list[dict[str, Any]] = []
@@ -171,10 +188,10 @@ class Session:
         return f"{self._name}-{next(self._numbers)}"
 
     def add(self, source: Source) -> None:
-        """Take commands for this source. The oldest finished ones are forgotten beyond KEPT."""
+        """Take commands for this source. The oldest finished ones are forgotten beyond KEPT, but none that a person works with."""
         with self._lock:
             self.sources[source.key] = source
-            over = [key for key, known in self.sources.items() if known.done]
+            over = [key for key, known in self.sources.items() if known.done and not getattr(known, "stays_open", False)]
             for key in over[: max(0, len(self.sources) - KEPT)]:
                 if key != source.key:
                     del self.sources[key]
@@ -202,9 +219,17 @@ class Session:
                 self.widget = SessionWidget(receive=self.receive)
             return f"IPY_MODEL_{self.widget.model_id}"
 
+    def adopt(self, view: View) -> None:
+        """A view of this session was made."""
+
     def put(self, items: list[dict[str, Any]]) -> None:
         with self._lock:
             self._outbox += items
+
+    @property
+    def living(self) -> int:
+        """How many sources have not ended."""
+        return sum(not source.done for source in list(self.sources.values()))
 
     def claim_snapshot(self) -> bool:
         """Whether a view may send its snapshot now: one does between two messages of deltas."""
@@ -220,21 +245,22 @@ class Session:
             if not (now_please or self._clock() >= self.pace.due):
                 return
             snapshots, self._snapshots = self._snapshots, 0
-            if not self._outbox:
+            if not self._outbox and not (self.widget is not None and self.living and self.pace.knocks()):
                 return
             items, self._outbox = self._outbox, []
             seq = next(self._seq)
-            self.pace.sent(seq, 1 + snapshots)
-            if self.widget is not None:
-                self.widget.send({"type": "delta", "seq": seq, "items": items})
+            quiet = {} if self.pace.sent(seq, 1 + snapshots) else {"ack": False}
+            if self.widget is not None and not is_closed(self.widget):
+                self.widget.send({"type": "delta", "seq": seq, "items": items, **quiet})
             self._channels = [channel for channel in self._channels if not channel.closed]
             for channel in self._channels:
                 theirs = [item for item in items if item["key"] in channel.keys]
                 if theirs:
-                    channel.send({"type": "delta", "seq": seq, "items": theirs})
+                    channel.send({"type": "delta", "seq": seq, "items": theirs, **quiet})
 
     def welcome(self, channel: Channel) -> None:
-        """A front end opened a comm of ours."""
+        """A front end opened a comm of ours. It has our extension, and so the views."""
+        self.pace.heard = True
         with self._lock:
             self._channels.append(channel)
         channel.attach(self._from_channel)
@@ -251,6 +277,7 @@ class Session:
 
     def receive(self, content: Any, send: Callable[[dict[str, Any]], None]) -> None:
         """Any value that came as a message. Checks and enqueues; never raises, never blocks."""
+        self.pace.heard = True
         self._dispatch(content, send)
 
     def _act(self, command: Command) -> None:
@@ -266,6 +293,22 @@ class Session:
             _do(command, handler)
         elif not self._worker.put(lambda: _do(command, handler)):
             command.refuse("The kernel is busy with earlier commands. Try again in a moment.")
+
+
+class OwnSession(Session):
+    """The session of one view, whose widget carries its own messages: for hosts where a widget may not speak through another."""
+
+    def reference(self) -> str:
+        return ""
+
+    def adopt(self, view: View) -> None:
+        self.widget = view
+
+
+def is_closed(widget: View | SessionWidget) -> bool:
+    """Whether nobody hears this widget any more: it was closed, or its comm was from outside, as marimo does when a cell runs again."""
+    comm = widget.comm
+    return comm is None or getattr(comm, "_closed", False) is True
 
 
 def _do(command: Command, handler: Handler) -> None:
@@ -302,17 +345,18 @@ def session_of(shell: Any) -> Session:
             session = Session(shell)
             setattr(shell, _SESSION, session)
             atexit.register(session.close_views)
+            listen(shell)  # also where nobody loaded the extension: views of the Python API are found and stopped by the page, too
         return session
 
 
 class Presence:
     """One view's widget and the output it stands in: shown, fed with snapshots, and replaced by what stays.
 
-    Any thread, once shown. make: makes the widget from its traits. model_id: the widget's, also after its end, by which a page
-    that was loaded again finds the output of a view that is no more.
+    Any thread, once shown. route: None where a host shows the widget itself. make: makes the widget from its traits. model_id:
+    the widget's, also after its end, by which a page that was loaded again finds the output of a view that is no more.
     """
 
-    def __init__(self, session: Session, route: KernelRoute, make: Callable[..., View]) -> None:
+    def __init__(self, session: Session, route: KernelRoute | None, make: Callable[..., View]) -> None:
         self.session = session
         self.route = route
         self.widget: View | None = None
@@ -325,29 +369,39 @@ class Presence:
         """Put the live view into the output. fallback: the other forms of the same output, for who cannot show views."""
         reference = self.session.reference()
         self.widget = self._make(receive=self.session.receive, key=key, session=reference, record=dict(snapshot), **traits)
+        self.session.adopt(self.widget)
         view = self.widget.reference()
         self.model_id = view["model_id"]
-        self.route.send({WIDGET_MIME: view, **fallback})
+        if self.route is not None:
+            self.route.send({WIDGET_MIME: view, **fallback})
         self._next_snapshot = time.monotonic() + SNAPSHOT_S
 
     def snapshot(self, make: Callable[[], Mapping[str, Any]], now_please: bool = False) -> None:
         """Put a snapshot into the trait if it is time. make: builds it; how long that takes stretches the pause."""
         with self._lock:
             began = time.monotonic()
-            if self.widget is None or not (now_please or (began >= self._next_snapshot and self.session.claim_snapshot())):
+            if not self.open or not (now_please or (began >= self._next_snapshot and self.session.claim_snapshot())):
                 return
+            assert self.widget is not None
             self.widget.record = dict(make())
             now = time.monotonic()
-            self._next_snapshot = now + max(SNAPSHOT_S, SNAPSHOT_SHARE * (now - began))
+            self._next_snapshot = now + max(SNAPSHOT_S, SNAPSHOT_SHARE * (now - began) * self.session.living)
 
     def replace(self, data: Mapping[str, Any]) -> None:
         """Put what stays into the output, then close the view."""
-        self.route.send(data)
+        if self.route is not None:
+            self.route.send(data)
         self.close()
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a widget that somebody may see."""
+        return self.widget is not None and not is_closed(self.widget)
 
     def close(self) -> None:
         with self._lock:
             widget, self.widget = self.widget, None
         if widget is not None:
-            widget.state = "final"
+            if not is_closed(widget):
+                widget.state = "final"
             widget.close()

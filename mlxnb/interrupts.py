@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mlxnb_engine.session import Generation
 
 GRACE_S = 0.1
+"""How long a cell that is stopped waits for the step in flight. A window of a long prompt takes longer; its row ends after the cell."""
+LOOK_S = 0.03
 DOUBLE_S = 1.0
 
 _last_interrupt = float("-inf")
@@ -93,22 +95,21 @@ class Guard:
             self._raising = False
             raise KeyboardInterrupt
 
-    def wait(self, generations: Sequence[Generation], poll: Callable[[], object] | None = None, cancel: bool = True) -> None:
-        """Block until all have ended. On an interrupt: cancel these, give the step in flight GRACE_S, then KeyboardInterrupt.
+    def wait(
+        self, generations: Sequence[Generation], poll: Callable[[], object] | None = None, cancel: bool = True, leave: bool = False
+    ) -> bool:
+        """Block until all have ended; whether they have.
 
+        On an interrupt: cancel these, give the step in flight GRACE_S, then KeyboardInterrupt.
         poll: called again and again instead of a plain wait, until all have ended (to print progress); it should block a
-        little while. cancel: False for a cell that only waits for answers of other cells.
+        little while. cancel: False for a cell that only waits for answers of other cells. leave: return as soon after a stop
+        from elsewhere (a button, a command) as after an interrupt, though the engine may still be at the step in flight.
         """
         try:
             try:
-                # Order matters: a signal before this line is seen by the check, one after it raises.
+                # Order matters: a signal before this line is seen by the check in `_look`, one after it raises.
                 self._raising = True
-                if self._pending:
-                    raise KeyboardInterrupt
-                for generation in generations:
-                    while poll is not None and not generation.done:
-                        poll()
-                    generation.wait()
+                return self._look(generations, poll, leave)
             finally:
                 self._raising = False
         except KeyboardInterrupt:
@@ -116,6 +117,28 @@ class Guard:
             self._pending = max(self._pending, 1)
             self._stop(generations if cancel else ())
             raise
+
+    def _look(self, generations: Sequence[Generation], poll: Callable[[], object] | None, leave: bool) -> bool:
+        """Wait in small pieces; whether all ended. With `leave` False GRACE_S after all that live were asked to stop."""
+        asked: float | None = None
+        for generation in generations:
+            while True:
+                if self._pending:
+                    # From before the wait, or raised where it got lost, as in a finaliser that the garbage collector ran.
+                    raise KeyboardInterrupt
+                if generation.done:
+                    break
+                if poll is not None:
+                    poll()
+                else:
+                    generation.wait(LOOK_S)
+                if not all(other.cancel_requested or other.done for other in generations):
+                    asked = None
+                elif asked is None:
+                    asked = time.monotonic()
+                elif leave and time.monotonic() - asked >= GRACE_S:
+                    return False
+        return True
 
     def _stop(self, generations: Sequence[Generation]) -> None:
         for generation in generations:

@@ -29,6 +29,7 @@ def handlers(session: Session) -> dict[str, Callable[[Mapping[str, Any]], Any]]:
         "stop_all": _stop_all,
         "unload": _unload,
         "status": lambda args: engine_status(),
+        "history": lambda args: session.beat.past.record(),
         "outputs": lambda args: outputs(session),
         "sources": lambda args: sources(session),
         "complete": lambda args: complete(session.shell, args["text"], args["cursor"]),
@@ -56,20 +57,28 @@ def _asset(args: Mapping[str, Any]) -> dict[str, str]:
 
 
 def outputs(session: Session) -> list[dict[str, Any]]:
-    """What finished outputs of this kernel show, newest last: for a notebook that was loaded again before it was saved."""
+    """What outputs of this kernel show that are finished or stay open, newest last: for a notebook that was loaded again before it
+    was saved."""
     found = []
     for source in list(session.sources.values()):
         output = getattr(source, "output", None)
-        if source.done and output is not None:
+        if output is not None and (source.done or getattr(source, "stays_open", False)):
             found.append(output())
-    return found
+    return [made for made in found if made is not None]
 
 
 def sources(session: Session) -> list[dict[str, Any]]:
-    """Every output that takes commands, with its cell: what a front end can stop, or branch after the end."""
+    """Every output that takes commands, with its cell: what a front end can stop, or branch after the end. open: it stays a live view."""
     outputs = [source for source in list(session.sources.values()) if hasattr(source, "cell_id")]
     return [
-        {"key": one.key, "cell_id": one.cell_id, "model_id": getattr(one, "model_id", None), "done": one.done} for one in outputs
+        {
+            "key": one.key,
+            "cell_id": one.cell_id,
+            "model_id": getattr(one, "model_id", None),
+            "done": one.done,
+            "open": getattr(one, "stays_open", False),
+        }
+        for one in outputs
     ]
 
 

@@ -12,7 +12,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from traitlets import TraitError, TraitType
 
 from mlxnb_engine import policy
-from mlxnb_engine.errors import MlxnbError, RequestError, error_from
+from mlxnb_engine.errors import Cancelled, MlxnbError, RequestError, error_from
 
 from . import comm, notices, options, runtime
 from .interrupts import Guard, say_instead
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .run import Run, RunGroup
 
 STOPPED_S = 0.25
-"""How long a stopped cell waits for its partial answer to be on the screen."""
+"""How long a stopped cell waits for its last tokens where nothing can be shown after it, as in a terminal."""
 
 NOTEBOOK_FIELDS = tuple(name for name in (*policy.DEFAULTS, "view") if name not in ("prefill", "samples", "stop", "logit_bias", "logprobs"))
 """What `%config MLXMagics.<name>` and `%mlx config <name>=` set for every later cell."""
@@ -156,19 +156,24 @@ class MLXMagics(Magics):
                 self.background = [shown for shown in self.background if terminal or not shown.result.done]
                 self.background.append(Shown(result, publication))
                 return
-            self._wait(guard, generations, publication)
+            ended = self._wait(guard, generations, publication)
         notices.tell(client)
         raise_failures(runs, shown=view != "none" and not batch)
+        if not ended:
+            raise Cancelled("The request was cancelled.")
 
     @staticmethod
-    def _wait(guard: Guard, generations: list[Generation], publication: Publication) -> None:
+    def _wait(guard: Guard, generations: list[Generation], publication: Publication) -> bool:
+        """Whether the rows ended. Those that were stopped in a long step do so soon; what they wrote is shown then."""
+        late = publication.outlives_cell
         try:
-            guard.wait(generations)
+            ended = guard.wait(generations, leave=late)
         except KeyboardInterrupt as stop:
-            publication.finish(STOPPED_S)
+            publication.finish(0.0 if late else STOPPED_S)
             show_plainly(stop, "KeyboardInterrupt: stopped; what was written so far is in `_mlx`.")
             raise
-        publication.finish()
+        publication.finish(5.0 if ended else 0.0)
+        return ended
 
     def _store(self, result: Run | RunGroup, name: str | None) -> None:
         """Before waiting, so that a stopped or failed cell leaves what it has."""

@@ -16,9 +16,17 @@ from .schema import GROUP_SCHEMA, MAX_TABLE_BYTES, RUN_SCHEMA
 
 
 def record(request: CompletionRequest, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """A record of this request with these facts about its run. A number that JSON has not is "inf", "-inf" or "nan"."""
-    whole = {"schema": RUN_SCHEMA, **facts, "request": request_options(request), "prompt": _prompt_record(request)}
-    return {key: plain(value) for key, value in whole.items()}
+    """A record of this request with these facts about its run. A number that JSON has not is "inf", "-inf" or "nan".
+
+    facts: `tokens` are made by `token_record`, and plain already.
+    """
+    plainly = {key: value if key == "tokens" else plain(value) for key, value in facts.items()}
+    return {"schema": RUN_SCHEMA, **plainly, **asked(request)}
+
+
+def asked(request: CompletionRequest) -> dict[str, Any]:
+    """The part of a record that never changes: the options and the prompt."""
+    return {"request": plain(request_options(request)), "prompt": plain(_prompt_record(request))}
 
 
 def request_options(request: CompletionRequest) -> dict[str, Any]:
@@ -37,12 +45,13 @@ def _prompt_record(request: CompletionRequest) -> dict[str, Any]:
 
 
 def token_record(token: ev.TokenRecord) -> dict[str, Any]:
-    """A token without the fields that were not captured."""
-    record: dict[str, Any] = {"id": token.id, "text": token.text, "origin": token.origin, "t": round(token.t, 6)}
+    """A token in plain values, without the fields that were not captured."""
+    record: dict[str, Any] = {"id": token.id, "text": _without_surrogates(token.text), "origin": token.origin, "t": round(token.t, 6)}
     if token.by_hand:
         record["by_hand"] = True
     if token.logprob is not None:
-        record |= {"logprob": token.logprob, "rank": token.rank, "top": [asdict(alternative) for alternative in token.top]}
+        top = [{"id": one.id, "text": _without_surrogates(one.text), "logprob": plain(one.logprob)} for one in token.top]
+        record |= {"logprob": plain(token.logprob), "rank": token.rank, "top": top}
     return record
 
 
@@ -121,4 +130,10 @@ def plain(value: Any) -> Any:
 
 def _without_surrogates(value: str) -> str:
     """A lone surrogate cannot be encoded as UTF-8, so it would break the notebook file."""
-    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if value.isascii():
+        return value
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return value

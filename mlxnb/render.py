@@ -171,12 +171,14 @@ def _status_html(run: Run) -> SafeHtml:
     return el("span", "state", el("span", "dot"), word)
 
 
-def _footer(run: Run, short: bool = False) -> SafeHtml:
+def _footer(run: Run, short: bool = False, stop_hint: str = "") -> SafeHtml:
     parts = [] if short else _chip(run)
     parts.append(_status_html(run))
     for label, figure in facts(run):
         if not (short and label in ("prompt", "TTFT", "seed", "declined")):
             parts.append(el("span", "fact", f"{label} ", el("span", "figure", figure)))
+    if stop_hint and not run.done:
+        parts.append(el("span", "hint", stop_hint))
     return el("div", "foot", *parts)
 
 
@@ -284,7 +286,7 @@ class Renderer:
         if not started:
             return el("div", "run", _progress_html(run, self.stop_hint))
         body = self._body_of(0, run) if run.answer or run.tokens else _nothing(run)
-        return el("div", "run", body, self._problem(run), _footer(run))
+        return el("div", "run", body, self._problem(run), _footer(run, stop_hint=self.stop_hint))
 
     def _problem(self, run: Run) -> SafeHtml:
         return _problem(run) if self.errors else join([])

@@ -5,7 +5,8 @@ the page and runs its scripts. Two ways in, both here: `markdown_to_html` (Markd
 with our own lists) and `el`/`text` (our own chrome: fixed tags and styles around escaped text).
 
 Covered: scripts, handlers, remote images, style, ids and `data-*`, URL schemes other than http, https and mailto, and
-the TeX macros by which MathJax makes links, styles and classes. Not covered: where an allowed link leads once clicked.
+the TeX macros by which MathJax makes links, styles and classes; also where the HTML is put into a Markdown file. Not covered:
+where an allowed link leads once clicked.
 """
 
 from __future__ import annotations
@@ -128,21 +129,64 @@ _DELIMITER = re.compile(r"\$+|\\(?=[\[\]()]|begin\b|(?:eq)?ref\b)")
 
 _MATH = re.compile(
     r"\$\$(?P<a>(?:[^$\\]|\\.)+?)\$\$|\\\[(?P<b>.+?)\\\]|\\\((?P<c>.+?)\\\)"
-    # One dollar: no blank just inside, and no digit just after, so that "$5 and $10" stays money.
-    r"|\$(?P<d>(?=[^\s$])(?:[^$\\\n]|\\.){0,400}?(?<=[^\s\\]))\$(?![0-9$])",
+    # One dollar: no blank just inside and no letter, digit or dollar just after, so that "$5 and $10" stays money.
+    r"|\$(?P<d>(?=[^\s$])(?:[^$\\\n]|\\.){0,400}?(?<=[^\s\\]))\$(?![0-9A-Za-z$])",
     re.DOTALL,
 )
+_TEXT_COMMAND = re.compile(r"\\(?:text\w*|math(?:rm|it|bf)|operatorname|mbox)\*?\s*\{[^{}]*\}", re.ASCII)
+_APART = r"[^A-Za-z\\{}_^=+*/<>|]+"
+_PROSE = re.compile(rf"(?<![\\A-Za-z])(?:[a-z]{{2,}}{_APART}[a-z]{{3,}}|[a-z]{{3,}}{_APART}[a-z]{{2,}})|^[\d.,]+\s+[a-z]{{2,}}", re.ASCII)
+_MAX_MATH_CHARS, _MAX_MATH_LINES = 4000, 100
+
+
+def _is_prose(content: str) -> bool:
+    """Two dollars with words between them are money or a sentence."""
+    return _PROSE.search(_TEXT_COMMAND.sub("", content)) is not None
 
 
 def _math_rule(state: StateInline, silent: bool) -> bool:
     if state.src[state.pos] not in "$\\":
         return False
-    found = _MATH.match(state.src, state.pos, min(state.posMax, state.pos + 4000))
-    if found is None or "`" in found.group():
+    found = _MATH.match(state.src, state.pos, min(state.posMax, state.pos + _MAX_MATH_CHARS))
+    if found is None or "`" in found.group() or not any(part and part.strip() for part in found.groups()):
         return False
+    if found["d"] is not None:
+        before = state.src[state.pos - 1 : state.pos]
+        if (before.isascii() and before.isalnum()) or before == "$" or _is_prose(found["d"]):
+            return False
     if not silent:
         state.push("math", "", 0).content = found.group()
     state.pos = found.end()
+    return True
+
+
+def _math_block_rule(state: StateBlock, start: int, end: int, silent: bool) -> bool:
+    """A formula with lines of its own: its lines are TeX, so none begins a list or a heading."""
+
+    def line_of(line: int) -> str:
+        return state.src[state.bMarks[line] + state.tShift[line] : state.eMarks[line]].rstrip()
+
+    lines: list[str] = []
+    opening = line_of(start)[:2]
+    if opening not in ("$$", "\\[") or state.sCount[start] - state.blkIndent >= 4:
+        return False
+    closing = "$$" if opening == "$$" else "\\]"
+    for line in range(start, min(end, start + _MAX_MATH_LINES)):
+        lines.append(line_of(line))
+        if not lines[-1] or "`" in lines[-1] or state.sCount[line] < state.blkIndent:
+            return False
+        at = lines[-1].find(closing, 0 if len(lines) > 1 else 2)
+        if at >= 0:
+            break
+    else:
+        return False
+    source = "\n".join(lines)
+    if at != len(lines[-1]) - 2 or len(source) > _MAX_MATH_CHARS or not source[2:-2].strip():
+        return False
+    if not silent:
+        token = state.push("math_block", "", 0)
+        token.content, token.map, token.block = source, [start, start + len(lines)], True
+        state.line = start + len(lines)
     return True
 
 
@@ -201,6 +245,10 @@ def _render_math(renderer: RendererHTML, tokens: list[Token], index: int, option
     return _broken_macros(html.escape(tokens[index].content, quote=False))
 
 
+def _render_math_block(renderer: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
+    return f"<p>{_render_math(renderer, tokens, index, options, env)}</p>\n"
+
+
 def _render_text(renderer: RendererHTML, tokens: list[Token], index: int, options: Any, env: Any) -> str:
     return _inert(tokens[index].content)
 
@@ -218,7 +266,9 @@ def _markdown() -> MarkdownIt:
     md.add_render_rule("deep", _render_deep)
     md.core.ruler.after("block", "empty", _empty_rule)
     md.inline.ruler.before("escape", "math", _math_rule)
+    md.block.ruler.before("fence", "math_block", _math_block_rule, {"alt": ["paragraph", "reference", "blockquote", "list"]})
     md.add_render_rule("math", _render_math)
+    md.add_render_rule("math_block", _render_math_block)
     md.add_render_rule("text", _render_text)
     md.add_render_rule("image", _render_image)
     return md
@@ -376,7 +426,16 @@ def bundle(markup: SafeHtml, plain: str) -> dict[str, str]:
 
     Raises TypeError for markup that is not SafeHtml.
     """
-    return {"text/plain": visible_text(plain), "text/html": _markup(markup)}
+    return {"text/plain": visible_text(plain), "text/html": _unbroken(_markup(markup))}
+
+
+_BLANK_LINE = re.compile(r"(?<=\n)([ \t]*)\n")
+
+
+def _unbroken(markup: str) -> str:
+    """The same markup without a blank line. nbconvert puts our HTML into Markdown, where a blank line would end it: the rest of
+    a code block would be read as Markdown, images and all."""
+    return _BLANK_LINE.sub(r"\1&#10;", markup)
 
 
 def _markup(part: SafeHtml) -> str:

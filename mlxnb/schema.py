@@ -17,6 +17,8 @@ GROUP_SCHEMA = "mlxnb.group/1"
 CHAT_SCHEMA = "mlxnb.chat/1"
 PLAYGROUND_SCHEMA = "mlxnb.playground/1"
 STEPPER_SCHEMA = "mlxnb.stepper/1"
+MONITOR_SCHEMA = "mlxnb.monitor/1"
+HISTORY_SCHEMA = "mlxnb.history/1"
 RUN_MIME = "application/vnd.mlxnb.run.v1+json"
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 STATUS_TARGET = "mlxnb.status"
@@ -194,9 +196,12 @@ class DeltaItem(TypedDict):
 
 
 class DeltaMessage(TypedDict):
+    """ack: false if this message is not to be acknowledged."""
+
     type: Literal["delta"]
     seq: int
     items: list[DeltaItem]
+    ack: NotRequired[bool]
 
 
 class StatusMessage(TypedDict):
@@ -329,6 +334,7 @@ COMMANDS: dict[str, type] = {
     "stop_all": Empty,
     "unload": UnloadArgs,
     "status": Empty,
+    "history": Empty,
     "outputs": Empty,
     "sources": Empty,
     "complete": CompleteArgs,

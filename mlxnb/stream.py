@@ -12,23 +12,31 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from .record import plain, record, saved, token_record
+from .record import asked, plain, saved, token_record
 from .run import Run
+from .schema import RUN_SCHEMA
 
-FACTS_S = 1.0
+FACTS_S = 5.0
+"""Between changes of status a running answer has no news but its tokens, which tell how many they are."""
 PROGRESS_S = 0.25
 
 
 @dataclass
 class Told:
-    """One run as far as it was told. units: UTF-16 length of the text; `at`: when its facts were last looked at."""
+    """One run as far as it was told, in plain values.
+
+    units: UTF-16 length of the text. at: when its facts were last looked at. seen: how many events it had, and whether it was
+    asked to stop; without a change there is no news.
+    """
 
     tokens: list[dict[str, Any]] = field(default_factory=list)
     text: str = ""
     units: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
+    asked: dict[str, Any] = field(default_factory=dict)
     mark: tuple[Any, ...] = ()
     at: float = float("-inf")
+    seen: tuple[int, bool] = (-1, False)
 
 
 class Stream:
@@ -62,6 +70,10 @@ class Stream:
         return [item for item, _ in made if item is not None], any(shorter for _, shorter in made)
 
     def _item(self, index: int, run: Run, told: Told) -> tuple[dict[str, Any] | None, bool]:
+        seen = (run.generation.count, run.generation.cancel_requested)
+        if seen == told.seen and not self._due(told):
+            return None, False
+        told.seen = seen
         facts = self._new_facts(run, told)
         tokens = [token_record(token) for token in run.tokens[len(told.tokens) :]]
         whole = plain(run.text)
@@ -71,7 +83,7 @@ class Stream:
         text = whole[len(told.text) :]
         if not (tokens or text or facts):
             return None, shorter
-        item = {"key": self.key, "run": index, "at": len(told.tokens), "tokens": plain(tokens), "text_at": told.units, "text": text}
+        item = {"key": self.key, "run": index, "at": len(told.tokens), "tokens": tokens, "text_at": told.units, "text": text}
         if facts:
             item["status"] = facts
         told.tokens += item["tokens"]
@@ -80,25 +92,31 @@ class Stream:
 
     def _new_facts(self, run: Run, told: Told) -> dict[str, Any]:
         """Fields that changed. They cost more than tokens, so between changes of status they are looked at now and then."""
-        now, mark = self._clock(), (run.status, run.stopping)
-        wait = PROGRESS_S if mark[0] in ("waiting", "loading", "prefill") else FACTS_S
-        if mark == told.mark and (now - told.at < wait or mark[0] in ("done", "stopped", "failed")):
+        mark = (run.status, run.stopping)
+        if mark == told.mark and not self._due(told):
             return {}
-        told.mark, told.at = mark, now
+        told.mark, told.at = mark, self._clock()
         facts = saved({**run.facts(), "tokens": None})
         del facts["tokens"]
         changed = {name: value for name, value in facts.items() if told.facts.get(name) != value or name not in told.facts}
         told.facts = facts
         return changed
 
+    def _due(self, told: Told) -> bool:
+        """Whether its facts are to be looked at though its status is the same."""
+        status = told.mark[0] if told.mark else "waiting"
+        if status in ("done", "stopped", "failed"):
+            return False
+        return self._clock() - told.at >= (PROGRESS_S if status in ("waiting", "loading", "prefill") else FACTS_S)
+
     def records(self) -> list[dict[str, Any]]:
         """The record of each run as far as it was told; tokens not packed yet."""
         with self._lock:
             found = []
             for run, told in zip(self.runs, self._told, strict=True):
-                if not told.facts:
-                    told.facts = run.facts()
-                found.append(record(run.request, {**told.facts, "text": told.text, "tokens": list(told.tokens)}))
+                told.facts = told.facts or run.facts()
+                told.asked = told.asked or asked(run.request)
+                found.append({"schema": RUN_SCHEMA, **told.facts, "text": told.text, "tokens": list(told.tokens), **told.asked})
             return found
 
     @property

@@ -18,7 +18,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "engine")]
 from mlxnb import schema  # noqa: E402
 
 CONSTANTS = (
-    *("RUN_SCHEMA", "GROUP_SCHEMA", "CHAT_SCHEMA", "PLAYGROUND_SCHEMA", "STEPPER_SCHEMA", "RUN_MIME"),
+    *("RUN_SCHEMA", "GROUP_SCHEMA", "CHAT_SCHEMA", "PLAYGROUND_SCHEMA", "STEPPER_SCHEMA", "MONITOR_SCHEMA", "HISTORY_SCHEMA", "RUN_MIME"),
     *("STATUS_TARGET", "SESSION_TARGET", "MAX_MESSAGE_BYTES", "ALPHABET"),
 )
 ALIASES = {"Origin": schema.Origin, "Status": schema.Status, "ViewKind": schema.ViewKind}

@@ -54,7 +54,8 @@ class FakeClient:
     """Serves every row in turn, one token each, from its own thread.
 
     answer: token texts of a row. load: (phase, done, total) events before the start. hold: rows stop after this many
-    tokens until `release()`; cancel still works. Invariant: each accepted row gets exactly one terminal event.
+    tokens until `release()`; cancel still works. step_s, between: a pause, and what is called, after each token of all rows.
+    Invariant: each accepted row gets exactly one terminal event.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class FakeClient:
         failures: Sequence[Failure] = (),
         hold: int | None = None,
         step_s: float = 0.0,
+        between: Callable[[], object] | None = None,
         models: Sequence[str] = ("fake",),
     ) -> None:
         self.requests: list[CompletionRequest] = []
@@ -76,6 +78,7 @@ class FakeClient:
         self._failures = tuple(failures)
         self._hold = hold
         self._step_s = step_s
+        self._between = between
         self._models = list(models)
         self._released = threading.Event()
         self._mail: queue.Queue[_Row | None] = queue.Queue()
@@ -173,6 +176,8 @@ class FakeClient:
             except queue.Empty:
                 pass
             rows = [row for row in rows if not self._advance(row)]
+            if self._between is not None:
+                self._between()
             if self._step_s:
                 pause.wait(self._step_s)
 

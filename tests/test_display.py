@@ -335,10 +335,22 @@ def test_a_background_display_says_how_to_stop_it_and_not_to_interrupt(shell: Sh
         publish(target, background=True, shell=shell, stop_hint="`%mlx cancel c1` stops it")
         html = shell.messages()[-1][2]["data"]["text/html"]
         assert "`%mlx cancel c1` stops it" in html and render.STOP_HINT not in html
+    before = len(shell.messages())
     publish(runs[0], background=True, shell=shell)
-    assert "cancel() stops it" in shell.messages()[-1][2]["data"]["text/html"]
+    own = next(content for kind, _, content in shell.messages()[before:] if kind == "display_data")  # the others go on being drawn
+    assert "cancel() stops it" in own["data"]["text/html"]
     for run in runs:
         end(run.generation, "x")
+
+
+def test_plain_html_says_how_to_stop_as_long_as_there_is_something_to_stop() -> None:
+    generation = log()
+    renderer = Renderer(Run(generation))
+    assert render.STOP_HINT in str(renderer.html())  # no text yet
+    say(generation, "half")
+    assert render.STOP_HINT in str(renderer.html())
+    end(generation, "half")
+    assert render.STOP_HINT not in str(renderer.html())
 
 
 def test_an_error_that_the_cell_raises_is_not_in_its_display_too() -> None:

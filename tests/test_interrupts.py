@@ -242,6 +242,47 @@ def test_outside_the_main_thread_a_guard_waits_and_leaves_signals_alone() -> Non
     client.close()
 
 
+def test_a_stop_from_elsewhere_lets_a_cell_go_that_may_leave_while_the_step_in_flight_goes_on() -> None:
+    step_over = threading.Event()
+    client = FakeClient(between=lambda: has_token(client.generations[0])() and step_over.wait(10))
+    rows = client.submit(request("a"))
+    with Guard(client.cancel) as guard:
+        later(client.cancel, has_token(rows[0]))
+        assert guard.wait(rows, leave=True) is False
+    assert rows[0].cancel_requested and not rows[0].done
+    step_over.set()
+    assert end_of(rows[0]) == CANCELLED
+    client.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_is_raised_where_python_drops_it_still_stops_the_cell() -> None:
+    """An exception of a finaliser goes nowhere; a handler may run in any."""
+    client = FakeClient(hold=1)
+    rows = client.submit(request("a"))
+
+    class Dropped:
+        def __del__(self) -> None:
+            interrupt()
+
+    dropped = [Dropped()]
+    with pytest.raises(KeyboardInterrupt), Guard(client.cancel) as guard:
+        guard.wait(rows, poll=lambda: dropped.clear() if has_token(rows[0])() else time.sleep(0.01))
+    assert end_of(rows[0]) == CANCELLED
+    client.close()
+
+
+def test_a_cell_does_not_leave_while_one_of_its_rows_goes_on() -> None:
+    client = FakeClient(hold=1)
+    (stopped,), (other,) = client.submit(request("stopped")), client.submit(request("other"))
+    with Guard(client.cancel) as guard:
+        later(stopped.cancel, has_token(stopped))
+        later(client.release, lambda: stopped.done)
+        assert guard.wait([stopped, other], leave=True) is True
+    assert (end_of(stopped), end_of(other)) == (CANCELLED, FINISHED)
+    client.close()
+
+
 # -- a cell --------------------------------------------------------------------------------------------------------------------
 
 
@@ -384,11 +425,14 @@ interrupts._last_interrupt = float("-inf")
 kept = Guard._stop
 Guard._stop = lambda self, generations: runtime.client().generations[-1].cancel()
 from mlxnb_engine.types import CompletionRequest, RequestId
-import threading
+import threading, time
+count = len(runtime.client().generations)
 def newer():
     global newest
+    while len(runtime.client().generations) == count:
+        time.sleep(0.01)
     newest = runtime.client().submit(CompletionRequest(RequestId("newer"), "fake", text="x", max_tokens=100_000))[0]
-threading.Timer(0.1, newer).start()
+threading.Thread(target=newer, daemon=True).start()
 """
     assert client.execute_interactive(broken, timeout=30)["content"]["status"] == "ok"
     message = client.execute("%%mlx -o r --max-tokens 100000\nsay something", store_history=False, stop_on_error=False)

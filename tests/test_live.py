@@ -20,7 +20,7 @@ import mlxnb_widgets
 from mlxnb import display, runtime
 from mlxnb.comm import Channel, StatusBeat, listen
 from mlxnb.display import publish
-from mlxnb.frontend import DEAF_S, FASTEST_S, KEPT, SLOWEST_S, Pace, Session, Worker, session_of
+from mlxnb.frontend import DEAF_S, FASTEST_S, KEPT, SLOWEST_S, SNAPSHOT_SHARE, Pace, Session, Worker, session_of
 from mlxnb.packing import unpack
 from mlxnb.routing import CellClock
 from mlxnb.run import Run, RunGroup
@@ -167,6 +167,23 @@ def test_text_positions_count_as_javascript_does() -> None:
     assert stream.items()[0][0]["text_at"] == 2
 
 
+def test_a_run_without_news_is_not_looked_at_and_a_wish_to_stop_is_news(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    generation = log()
+    say(generation, "one ")
+    stream = Stream("k", [Run(generation)], clock)
+    assert [item["text"] for item in stream.items()[0]] == ["one "]
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_absorb", lambda self: pytest.fail("it looked at a run that had no news"))
+        assert stream.items() == ([], False)
+    say(generation, "two ")
+    assert [item["text"] for item in stream.items()[0]] == ["two "]
+    generation.cancel()
+    assert [item["status"]["stopping"] for item in stream.items()[0]] == [True]
+    clock.now += 60  # its facts are due, and are the same
+    assert stream.items() == ([], False)
+
+
 def test_a_text_that_got_shorter_asks_for_a_snapshot() -> None:
     generation = log()
     stream = Stream("k", [Run(generation)])
@@ -213,6 +230,73 @@ def test_an_acknowledgement_of_what_was_never_sent_changes_nothing() -> None:
     assert not pace.heard and pace.interval_s == FASTEST_S
 
 
+def test_until_somebody_was_heard_every_message_asks_for_an_acknowledgement() -> None:
+    """The first ones may be lost while the page loads its scripts."""
+    clock = Clock()
+    pace = Pace(clock)
+    assert [pace.sent(seq) for seq in range(3)] == [True, True, True]
+    pace.acked(1, 8.0)
+    assert [pace.sent(seq) for seq in range(3, 6)] == [False, False, False]
+
+
+def test_any_message_of_a_front_end_tells_that_somebody_is_there(shell: Shell) -> None:
+    for heard in (
+        lambda session: session.receive({"type": "command"}, lambda message: None),
+        lambda session: session.receive(None, lambda m: None),
+    ):
+        session = Session()
+        assert not session.pace.heard
+        heard(session)
+        assert session.pace.heard
+
+
+def test_a_page_that_asks_for_the_state_of_a_view_is_there(shell: Shell, client: FakeClient) -> None:
+    publish(ask(client)[0], background=True, shell=shell)
+    view = next(one for one in Comm.made if one.comm_id == shell.messages()[0][2]["data"][WIDGET_MIME]["model_id"])
+    before = len(view.sent)
+    assert not session_of(shell).pace.heard
+    view.heard({"content": {"data": {"method": "request_state"}}, "buffers": []})
+    assert session_of(shell).pace.heard and view.sent[before]["state"]["kind"] == "run"
+    client.release()
+
+
+def test_an_acknowledgement_is_asked_for_a_few_times_a_second_however_many_messages_leave() -> None:
+    clock = Clock()
+    pace = Pace(clock)
+    wanted = []
+    for seq in range(200):
+        wanted.append(pace.sent(seq))
+        if wanted[-1]:
+            pace.acked(seq, 8.0)
+        clock.now += 0.05
+    assert wanted[0] and 38 <= sum(wanted) <= 50 and pace.interval_s == FASTEST_S
+
+
+def test_the_snapshots_of_all_views_together_take_a_bounded_share_of_the_time(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxnb.frontend.SNAPSHOT_S", 0.01)
+    client = FakeClient(answer=lambda asked, index: ["word "] * 10_000, step_s=0.01)
+    took = 0.002
+    made: list[float] = []
+
+    def slowly(self: Stream) -> list[dict[str, Any]]:
+        made.append(time.monotonic())
+        time.sleep(took)
+        return records(self)
+
+    records = Stream.records
+    try:
+        publications = [publish(ask(client, max_tokens=10_000)[0], background=True, shell=shell) for _ in range(4)]
+        monkeypatch.setattr(Stream, "records", slowly)
+        time.sleep(0.2)
+        made.clear()
+        time.sleep(3.0)
+        count = len(made)
+    finally:
+        client.close()
+    assert all(publication.finish(5.0) for publication in publications)
+    assert 1 <= count <= 3.0 / (took * SNAPSHOT_SHARE) + 4, count
+
+
 def test_eight_cells_at_once_send_at_most_twenty_messages_a_second(shell: Shell) -> None:
     client = FakeClient(answer=lambda asked, index: ["word "] * 10_000, step_s=0.004)
     try:
@@ -242,7 +326,8 @@ def test_a_run_is_a_live_view_and_then_the_static_bundle_under_the_same_display_
     run = ask(client)[0]
     publication = publish(run, shell=shell)
     first = shell.messages()[0][2]
-    assert set(first["data"]) == {WIDGET_MIME, "text/html", "text/plain"}
+    assert set(first["data"]) == {WIDGET_MIME, RUN_MIME, "text/html", "text/plain"}
+    assert first["data"][RUN_MIME]["status"] not in ("done", "stopped", "failed")
     view = next(one for one in Comm.made if one.comm_id == first["data"][WIDGET_MIME]["model_id"])
     state = view.sent[0]["state"]
     assert state["kind"] == "run" and state["state"] == "live" and state["session"] == f"IPY_MODEL_{session_comm().comm_id}"
@@ -255,6 +340,14 @@ def test_a_run_is_a_live_view_and_then_the_static_bundle_under_the_same_display_
     assert last["data"]["text/plain"] == "one two three "
     deltas = session_comm().custom("delta")
     assert deltas and all(problem(DeltaMessage, message) is None for message in deltas)
+
+
+def test_the_output_is_made_while_its_cell_runs_however_busy_the_views_of_others_are(shell: Shell, client: FakeClient) -> None:
+    session_of(shell).pace.due = float("inf")
+    publish(ask(client)[0], background=True, shell=shell)
+    assert [kind for kind, _, _ in shell.messages()] == ["display_data"]
+    session_of(shell).pace.due = 0.0
+    client.release()
 
 
 def test_a_group_is_a_compare_view_with_all_its_rows_in_one_message(shell: Shell, client: FakeClient) -> None:
@@ -287,7 +380,42 @@ def test_where_no_front_end_ever_answers_plain_html_takes_over(shell: Shell, mon
     finally:
         slow.close()
     kinds = [(WIDGET_MIME in content["data"], RUN_MIME in content["data"]) for _, _, content in shell.messages()]
-    assert kinds[0] == (True, False) and kinds[-1] == (False, True) and (False, False) in kinds
+    assert kinds[0] == (True, True) and kinds[-1] == (False, True) and (False, False) in kinds
+
+
+def test_a_view_that_has_nothing_to_say_yet_is_plain_html_where_nobody_answers(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that there is came with the view itself, so no delta follows that could be acknowledged."""
+    monkeypatch.setattr("mlxnb.frontend.DEAF_S", 0.3)
+    held = FakeClient(hold=0)
+    try:
+        publication = publish(ask(held)[0], background=True, shell=shell)
+        until(lambda: any(WIDGET_MIME not in content["data"] for _, _, content in shell.messages()))
+        held.release()
+        assert publication.finish(5.0)
+    finally:
+        held.close()
+
+
+def test_a_view_that_has_nothing_to_say_yet_stays_where_a_page_answers_the_knock(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlxnb.frontend.DEAF_S", 0.5)
+    monkeypatch.setattr("mlxnb.frontend.KNOCK_S", 0.05)
+    monkeypatch.setattr("mlxnb.frontend.ACK_S", 0.05)
+    held = FakeClient(hold=0)
+    try:
+        publication = publish(ask(held)[0], background=True, shell=shell)
+        hub = session_comm()
+        knocks = lambda: [message for message in hub.custom("delta") if not message["items"]]  # noqa: E731
+        until(lambda: len(knocks()) >= 3)  # the first ones are lost while the page loads
+        assert all(problem(DeltaMessage, message) is None for message in knocks())
+        hub.heard({"content": {"data": {"method": "custom", "content": {"type": "ack", "seq": knocks()[-1]["seq"], "frame_ms": 16.0}}}})
+        count = len(knocks())
+        time.sleep(0.8)
+        assert len(knocks()) <= count + 1, "who was heard is not asked again"
+        assert all(WIDGET_MIME in content["data"] for _, _, content in shell.messages())
+        held.release()
+        assert publication.finish(5.0)
+    finally:
+        held.close()
 
 
 def test_without_the_scripts_or_in_batch_or_captured_there_is_no_widget(shell: Shell, client: FakeClient, tmp_path: Path) -> None:
@@ -631,15 +759,15 @@ def test_the_status_is_told_while_it_changes_and_its_thread_ends_with_its_listen
 
     beat.add(broken)
     beat.add(lambda status: (told.append(status["rows"]), wanted[0])[1])
-    until(lambda: len(told) == 2)
+    until(lambda: len(told) == 3)
     time.sleep(0.1)
-    assert told == [0, 0]  # at once, and the first beat: nothing changed since
+    assert told == [0, 0, 0]  # at once, at the first beat, and once more as nothing changed; then silence
     state["rows"] = 3
     until(lambda: told[-1] == 3)
     wanted[0] = False
     state["rows"] = 4
     until(lambda: beat._thread is None)
-    assert told == [0, 0, 3, 4]
+    assert told == [0, 0, 0, 3, 4]
 
 
 def test_a_cancelled_run_says_so_in_its_last_delta(shell: Shell, client: FakeClient) -> None:

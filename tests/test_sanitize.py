@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -248,3 +251,20 @@ def test_a_very_long_answer_is_preformatted_and_complete() -> None:
 def test_no_text_vanishes_however_deep_it_is_nested(mark: str, depth: int) -> None:
     html = str(markdown_to_html(mark * depth + "treasure\n\nafter"))
     assert "treasure" in html and "after" in html
+
+
+CASES = json.loads((Path(__file__).parent / "math_cases.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["text"][:40])
+def test_a_formula_is_what_both_sides_say_it_is(case: dict[str, Any]) -> None:
+    found = []
+    for token in sanitize._markdown().parse(visible_text(case["text"])):
+        found += [token.content] if token.type == "math_block" else []
+        found += [child.content for child in token.children or [] if child.type == "math"]
+    assert found == case["math"]
+
+
+def test_a_formula_stays_readable_source_in_html() -> None:
+    assert str(markdown_to_html("Let\n$$\na < b\n- c\n$$\nbe")) == "<p>Let</p>\n<p>$$\na &lt; b\n- c\n$$</p>\n<p>be</p>\n"
+    assert str(markdown_to_html("costs $5 and $6")) == "<p>costs <span>$</span>5 and <span>$</span>6</p>\n"

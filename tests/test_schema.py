@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -212,22 +213,49 @@ def test_integers_that_javascript_would_round_become_text() -> None:
     assert saved(record)["seed"]["value"] == saved(record)["request"]["sampling"]["seed"] == str(2**64 - 1)
 
 
-def test_five_thousand_tokens_grow_a_notebook_by_at_most_80_kb() -> None:
+def growth(tokens: list[dict[str, Any]]) -> tuple[int, dict[str, Any]]:
+    """Bytes that the answer of these tokens adds to a notebook file, and its record."""
     import nbformat
     from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-    tokens = table(5000, texts=3000)
     text = "".join(token["text"] for token in tokens)
-    log = Generation(request(max_tokens=5000))
+    log = Generation(request(max_tokens=len(tokens)))
     log.emit(lambda seq, t: ev.Started(seq, t, "fake", 9, 2**63, False))
     for token in tokens:
         log.emit(lambda seq, t, x=token: ev.Tokens(seq, t, (ev.TokenRecord(x["id"], x["text"], "sampled", x["t"]),), x["text"]))
-    log.emit(lambda seq, t: ev.Finished(seq, t, "length", text, {"prompt_tokens": 9, "completion_tokens": 5000}))
+    log.emit(lambda seq, t: ev.Finished(seq, t, "length", text, {"prompt_tokens": 9, "completion_tokens": len(tokens)}))
     bundle = Run(log)._repr_mimebundle_()
-    assert len(text) > 20_000 and len(unpack(bundle[RUN_MIME]["tokens"])) == 5000
     empty = new_notebook(cells=[new_code_cell("x")])
     full = new_notebook(cells=[new_code_cell("x", outputs=[new_output("display_data", bundle)])])
-    assert len(nbformat.writes(full).encode()) - len(nbformat.writes(empty).encode()) <= 80_000
+    return len(nbformat.writes(full).encode()) - len(nbformat.writes(empty).encode()), bundle[RUN_MIME]
+
+
+def prose() -> list[dict[str, Any]]:
+    """5,000 tokens of English in paragraphs, in pieces as long as a tokenizer's: 4.7 characters, 700 of them different."""
+    licence = (Path(__file__).parent.parent / "LICENSE").read_text("utf-8")
+    paragraphs = "\n\n".join(" ".join(part.split()) for part in licence.split("\n\n"))
+    pieces = re.findall(r"\s?\S{1,6}|\s", 3 * paragraphs)[:5000]
+    ids = {piece: 3 * number for number, piece in enumerate(dict.fromkeys(pieces))}
+    random_, t, found = random.Random(2), 0.0, []
+    for piece in pieces:
+        t += random_.gauss(0.05, 0.004)
+        found.append({"id": ids[piece], "text": piece, "origin": "sampled", "t": t})
+    return found
+
+
+@pytest.mark.parametrize("tokens", [table(5000, texts=3000), prose()], ids=["a wide vocabulary", "prose"])
+def test_five_thousand_tokens_grow_a_notebook_by_at_most_80_kb(tokens: list[dict[str, Any]]) -> None:
+    grew, record = growth(tokens)
+    assert sum(len(token["text"]) for token in tokens) > 20_000 and len(unpack(record["tokens"])) == 5000
+    assert grew <= 80_000
+
+
+def test_an_answer_without_any_repetition_costs_its_text_twice_and_no_table_over_its_limit() -> None:
+    words = [f" {'aeioustrnl'[i % 10]}{i:05d}" for i in range(5000)]
+    tokens = [{"id": 7 * i, "text": word, "origin": "sampled", "t": 0.05 * i} for i, word in enumerate(words)]
+    grew, record = growth(tokens)
+    assert record["tokens"] is None and "64 kB" in record["tokens_note"]
+    assert grew <= 3 * sum(map(len, words)) + 4096
 
 
 def test_the_fixture_of_the_typescript_reader_is_what_the_kernel_writes() -> None:

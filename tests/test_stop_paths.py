@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import ipykernel
 import pytest
 from jupyter_client.manager import start_new_kernel
+
+from mlxnb.schema import RUN_MIME
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -31,7 +34,8 @@ print("early", early)
 class Kernel:
     """One kernel and what it published."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, manager: Any, client: Any) -> None:
+        self.manager = manager
         self.client = client
         self.seen: list[dict[str, Any]] = []
 
@@ -67,7 +71,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     (static / "loader.js").write_text("export default {}")
     manager, client = start_new_kernel(kernel_name="python3")
     try:
-        made = Kernel(client)
+        made = Kernel(manager, client)
         paths = [str(ROOT / name) for name in ("tests", "engine", "widgets", ".")]
         made.idle(made.run(SETUP.format(paths=paths, static=str(static))))
         yield made
@@ -102,7 +106,7 @@ def ended_as_stopped(kernel: Kernel, cell: str, word: str, name: str) -> None:
     last = [m["content"]["data"] for m in kernel.seen if m["msg_type"] == "update_display_data" and m["parent_header"]["msg_id"] == cell][
         -1
     ]
-    assert last["text/plain"] == f"{word} two " and last["application/vnd.mlxnb.run.v1+json"]["status"] == "stopped"
+    assert last["text/plain"] == f"{word} two " and last[RUN_MIME]["status"] == "stopped"
     kernel.run(f"print('after {word}')")
     kernel.until(lambda m: m["msg_type"] == "stream" and f"after {word}" in m["content"]["text"])
 
@@ -143,3 +147,28 @@ def test_a_channel_that_the_front_end_opens_completes_and_stops_all(kernel: Kern
     every = {"type": "command", "id": "s", "key": "", "name": "stop_all", "args": {}}
     kernel.send(kernel.client.control_channel, "comm_msg", {"comm_id": "front", "data": every})
     kernel.idle(cell)
+
+
+@pytest.mark.parametrize("how", ["button", "interrupt"])
+def test_a_cell_that_is_stopped_in_a_long_step_ends_at_once_and_its_answer_is_shown_when_the_step_is_over(kernel: Kernel, how: str) -> None:
+    kernel.idle(kernel.run("import time; fake._between = lambda: len(fake.generations[-1].read()) > 2 and time.sleep(1.5)"))
+    cell, key, session = started(kernel, how)
+    kernel.until(lambda m: f'{how} "' in json.dumps(m["content"]))  # the first word of the answer is shown, in whatever form
+    if how == "button":
+        kernel.send(kernel.client.control_channel, "comm_msg", stop(key, session, "in-a-step"))
+    else:
+        kernel.manager.interrupt_kernel()
+    began = time.monotonic()
+    kernel.idle(cell)
+    assert time.monotonic() - began < 1.0
+    assert not [m for m in kernel.seen if stays(m, how)]
+    ended = kernel.until(lambda m: stays(m, how))
+    assert ended["content"]["data"][RUN_MIME]["status"] == "stopped"
+    kernel.idle(kernel.run("fake._between = None"))
+    kernel.idle(kernel.run("assert _mlx.status == 'stopped'"))
+
+
+def stays(message: dict[str, Any], word: str) -> bool:
+    """The bundle that stays of the answer that begins with this word."""
+    data = message["content"].get("data", {})
+    return message["msg_type"] == "update_display_data" and RUN_MIME in data and data["text/plain"].startswith(word)

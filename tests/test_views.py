@@ -13,13 +13,13 @@ from fake_client import FakeClient
 from test_live import Comm, client, command, session_comm, shell, until
 from test_routing import Shell
 
-import mlxnb
-from mlxnb import views
+from mlxnb import frontend, views
 from mlxnb.api import Chat, LanguageModel
 from mlxnb.chatview import ChatView
-from mlxnb.playground import Playground
-from mlxnb.schema import WIDGET_MIME
-from mlxnb.stepper import Stepper, step_record
+from mlxnb.history import KEPT, LABELS, History
+from mlxnb.playgroundview import Playground
+from mlxnb.schema import RUN_MIME, WIDGET_MIME
+from mlxnb.stepperview import Stepper, step_record
 from mlxnb_engine.client import LocalClient
 from mlxnb_engine.config import resolve
 from mlxnb_engine.errors import RequestError
@@ -285,14 +285,96 @@ def test_the_monitor_has_the_status_and_can_stop_a_row(shell: Shell, client: Fak
     assert "fake" in shell.messages()[-1][2]["data"]["text/plain"]
 
 
-def test_views_need_a_notebook_and_show_what_stays_where_there_are_no_widgets(
-    shell: Shell, client: FakeClient, model: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(views, "get_ipython", lambda: None)  # another test may have left a shell
-    with pytest.raises(RequestError, match="notebook"):
-        mlxnb.monitor()
+def test_views_show_what_stays_where_there_are_no_widgets(shell: Shell, client: FakeClient, model: LanguageModel) -> None:
     shell.run("B", allow_stdin=False)
     for view in (views.Monitor(shell), ChatView(model.chat(), shell), Playground(model, "x", {}, shell)):
         view.show()
-        assert set(shell.messages()[-1][2]["data"]) == {"text/html", "text/plain"}
+        data = shell.messages()[-1][2]["data"]
+        assert set(data) == {RUN_MIME, "text/html", "text/plain"}
+        assert data[RUN_MIME]["schema"] == view.record()["schema"] and data[RUN_MIME]["key"] == view.key
     assert not [one for one in Comm.made if one.sent[0]]
+
+
+def test_an_open_view_takes_commands_however_many_answers_ended_since(shell: Shell, chat: ChatView) -> None:
+    class Over:
+        done, commands, at_once = True, {}, frozenset()
+
+        def __init__(self, key: str) -> None:
+            self.key = key
+
+    for number in range(frontend.KEPT + 5):
+        chat.session.add(Over(f"o{number}"))
+    assert len(chat.session.sources) == frontend.KEPT
+    assert command(session_comm(), chat.key, "chat.send", text="still there?")["ok"]
+
+
+def test_a_view_that_a_page_lost_can_be_put_back_with_what_it_holds_now(shell: Shell, client: FakeClient, chat: ChatView) -> None:
+    command(session_comm(), chat.key, "chat.send", text="hello there")
+    until(lambda: chat.stream.done)
+    outputs = command(session_comm(), "", "outputs")["result"]
+    assert [(one["key"], one["model_id"]) for one in outputs] == [(chat.key, chat._presence.model_id)]
+    data = outputs[0]["data"]
+    assert data[WIDGET_MIME]["model_id"] == chat._presence.model_id and data[WIDGET_MIME]["mlxnb_key"] == chat.key
+    assert data[RUN_MIME]["schema"] == "mlxnb.chat/1" and said(data[RUN_MIME])[1] == ("user", "hello there")
+    assert "hello there" in data["text/html"]
+    chat.close()
+    assert command(session_comm(), "", "outputs")["result"] == []
+
+
+def test_what_stays_of_a_closed_view_has_its_record_for_pages_without_a_kernel(shell: Shell, chat: ChatView) -> None:
+    command(session_comm(), chat.key, "chat.send", text="hello there")
+    until(lambda: chat.stream.done)
+    chat.close()
+    data = shell.messages()[-1][2]["data"]
+    assert WIDGET_MIME not in data and said(data[RUN_MIME])[1:] == [("user", "hello there"), ("assistant", 0)]
+    assert data[RUN_MIME]["runs"][0]["status"] == "done"
+
+
+# -- the monitor's past ----------------------------------------------------------------------------------------------------
+
+
+def status_at(t: float, rows: list[str], waiting: list[str] = [], ended: list[tuple[str, str]] = [], **model: Any) -> dict[str, Any]:  # noqa: B006
+    slots = [{"slot": n, "id": row, "label": f"[{row}]", "phase": "prefill" if n else "running", "tokens": 5} for n, row in enumerate(rows)]
+    wait = [{"id": row, "label": f"[{row}]", "why": "memory"} for row in waiting]
+    one = {"name": "m", "rows": len(rows), "queue": len(wait), "steps": 3, "tokens": 40, "slots": slots, "waiting": wait, **model}
+    return {"state": "ready", "t": t, "models": [one], "ended": [{"id": row, "how": how} for row, how in ended]}
+
+
+def test_the_past_of_the_engine_is_kept_small_and_tells_each_end_once() -> None:
+    past = History()
+    past.note(status_at(1.0, ["a", "b"], ["c"]))
+    past.note(status_at(2.0, ["b"], ended=[("a", "stopped")]))
+    past.note(status_at(3.0, [], ended=[("a", "stopped"), ("b", "done")]))
+    found = past.record()
+    assert found["labels"] == {"a": "[a]", "b": "[b]", "c": "[c]"}
+    assert [moment["ended"] for moment in found["moments"]] == [[], [["a", "stopped"]], [["b", "done"]]]
+    first = found["moments"][0]["models"][0]
+    assert first == {"rows": 2, "queue": 1, "steps": 3, "tokens": 40, "slots": [[0, "a", 0], [1, "b", 1]], "waiting": ["c"]}
+    past.clear()
+    assert past.record()["moments"] == []
+
+
+def test_the_past_is_bounded_however_long_the_engine_works() -> None:
+    past = History()
+    for number in range(3 * KEPT):
+        past.note(status_at(float(number), [f"row-{number}-{slot}" for slot in range(8)], ended=[(f"row-{number - 1}-0", "done")]))
+    found = past.record()
+    assert len(found["moments"]) == KEPT and found["moments"][-1]["t"] == 3 * KEPT - 1
+    named = {row[1] for moment in found["moments"] for row in moment["models"][0]["slots"]}
+    assert named <= set(found["labels"]) and len(found["labels"]) <= 2 * len(named) + LABELS
+    busy = History()
+    for number in range(KEPT):
+        busy.note(status_at(float(number), [f"row-{slot}" for slot in range(8)]))
+    assert len(json.dumps(busy.record())) < 600_000
+
+
+def test_a_monitor_asks_for_the_past_that_the_kernel_kept(shell: Shell, client: FakeClient) -> None:
+    from mlxnb import runtime
+
+    runtime.client()
+    view = views.Monitor(shell)
+    view.show()
+    answer = command(session_comm(), view.key, "history")["result"]
+    assert answer["schema"] == "mlxnb.history/1" and len(answer["moments"]) >= 1
+    assert command(session_comm(), "", "history")["result"]["moments"] == answer["moments"]
+    json.dumps(answer)

@@ -223,6 +223,13 @@ $\colorbox{url(//evil.example)}{x}$
 $a
 \href{javascript:alert(1)}{x}
 b$
+$\text{<img src=x onerror=alert(1)>}$
+$$\begin{array}{c}\href{javascript:alert(1)}{x}\\\includegraphics{https://evil.example/x.png}\end{array}$$
+\[\htmlData{onclick=alert(1)}{\htmlStyle{background:url(//evil.example)}{\htmlId{document}{\htmlClass{jp-Toolbar}{x}}}}\]
+$\texttip{x}{<script>alert(1)</script>}\toggle{a}{b}\endtoggle$
+$</math><img src=x onerror=alert(1)>$
+$$</annotation-xml></math><svg onload=alert(1)>$$
+$\mathchoice{<img src=https://evil.example/x>}{a}{b}{c}\hspace{-900em}\raisebox{900em}{x}$
 """
 
 _TERMINAL = [

@@ -8,6 +8,8 @@ export default defineConfig({
   test: {
     environment: "jsdom",
     include: ["tests/**/*.test.{ts,tsx}"],
+    // A busy machine is slow; a test that hangs is caught all the same.
+    testTimeout: 30_000,
     // markdown-it must take the stand-ins too, as it does in the bundle.
     server: { deps: { inline: ["markdown-it"] } },
   },

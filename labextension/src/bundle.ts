@@ -22,7 +22,7 @@ export interface Bundle {
   mount(el: HTMLElement, kind: string, host: Host): () => void;
   savedHost(record: unknown): Host;
   liveHost(model: object, session: object): Host & { dispose(): void };
-  parseRecord(record: unknown): { readonly kind: 'run' | 'group' | 'notice' };
+  kindOf(record: unknown): string;
 }
 
 /** The loader of the live widgets looks here too. */

@@ -5,6 +5,7 @@ import type { IOutput } from '@jupyterlab/nbformat';
 import { NotebookActions, type NotebookPanel } from '@jupyterlab/notebook';
 
 import type { EngineLink } from './engine';
+import { dataOf, entries, isDict, RUN_MIME, WIDGET_MIME, type Dict } from './outputs';
 import { isPrompt } from './prompt';
 
 const STOP_WITHIN_MS = 150;
@@ -49,7 +50,7 @@ export async function regenerate(panel: NotebookPanel, link: EngineLink | null):
   await NotebookActions.run(panel.content, panel.sessionContext);
 }
 
-/** Put finished answers back whose outputs were lost, as by a reload of the page during a run; how many.
+/** Put answers and open views back whose outputs were lost, as by a reload of the page during a run; how many.
  *
  * The kernel knows the last answer of each cell. It takes the place of a dead view, or of an older answer; else it is added.
  */
@@ -79,12 +80,12 @@ export async function repairOutputs(panel: NotebookPanel, link: EngineLink | nul
  */
 export async function replaceViews(panel: NotebookPanel, link: EngineLink | null): Promise<number> {
   if (!link?.isOpen || !viewsIn(panel).size) return 0;
-  const over = entries(await link.command('sources')).filter(one => one.done === true && viewsIn(panel).has(one.model_id));
+  const over = entries(await link.command('sources')).filter(one => one.done === true && one.open !== true && viewsIn(panel).has(one.model_id));
   if (!over.length) return 0;
   let replaced = 0;
   for (const saved of entries(await link.command('outputs'))) {
     const place = viewsIn(panel).get(saved.model_id);
-    if (!place || !isDict(saved.data)) continue;
+    if (!place || !isDict(saved.data) || WIDGET_MIME in saved.data) continue;
     place.outputs.set(place.index, { output_type: 'display_data', data: saved.data, metadata: {} } as IOutput);
     replaced += 1;
   }
@@ -107,24 +108,16 @@ function viewsIn(panel: NotebookPanel): Map<unknown, Place> {
   return found;
 }
 
-type Dict = Readonly<Record<string, unknown>>;
-const RUN_MIME = 'application/vnd.mlxnb.run.v1+json';
-const WIDGET_MIME = 'application/vnd.jupyter.widget-view+json';
-
-const isDict = (value: unknown): value is Dict => typeof value === 'object' && value !== null && !Array.isArray(value);
-const entries = (value: unknown): Dict[] => (Array.isArray(value) ? value.filter(isDict) : []);
-const dataOf = (output: IOutput): Dict => (isDict(output.data) ? output.data : {});
-
 /** What tells an answer from all others: its key, which names the kernel's session too. */
 function keyOf(data: Dict): unknown {
   const record = data[RUN_MIME];
   return isDict(record) ? record.key : undefined;
 }
 
-/** The very answer is there already. */
+/** The very answer is there already, as what stays or as the view that is open. */
 function shows(output: IOutput, data: Dict): boolean {
   const key = keyOf(data);
-  return key !== undefined && keyOf(dataOf(output)) === key;
+  return key !== undefined && keyOf(dataOf(output)) === key && WIDGET_MIME in dataOf(output) === WIDGET_MIME in data;
 }
 
 function isRunning(cell: CodeCell): boolean {

@@ -1,4 +1,4 @@
-/** Draws a saved run or group in place of its HTML, kernel or not. The record is hostile input: the views check it.
+/** Draws a saved run, group or view in place of its HTML, kernel or not. The record is hostile input: the views check it.
  *
  * Where the kernel that made it still runs, the view is live again: an answer can be branched and asked anew after its end.
  */
@@ -71,9 +71,10 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
     }
   }
 
+  /** Of an answer. A view that is open in its kernel comes back as itself, see keep.ts. */
   private get _key(): string {
-    const key = (this._record as { key?: unknown } | null | undefined)?.key;
-    return typeof key === 'string' ? key : '';
+    const { key, schema } = (this._record ?? {}) as { key?: unknown; schema?: unknown };
+    return typeof key === 'string' && typeof schema === 'string' && /^mlxnb\.(?:run|group)\//.test(schema) ? key : '';
   }
 
   private async _link(): Promise<EngineLink | null> {
@@ -122,7 +123,7 @@ class RunOutput extends Widget implements IRenderMime.IRenderer {
 
   /** A run that is branched becomes a group, which is another view. */
   private _mount(bundle: Bundle, host: Host): () => void {
-    const kindOf = () => (bundle.parseRecord(host.record.value).kind === 'group' ? 'compare' : 'run');
+    const kindOf = () => bundle.kindOf(host.record.value);
     let kind = kindOf();
     let unmount = bundle.mount(this.node, kind, host);
     const release = host.record.subscribe(() => {

@@ -97,7 +97,7 @@ def lab_page(watch_and_page: tuple[Watch, Any], server: JupyterServer, artifacts
 @pytest.fixture
 def lab(lab_page: Lab, request: pytest.FixtureRequest) -> Iterator[Lab]:
     """The page with nothing open. A test that fails leaves a picture of what was on it."""
-    lab_page.watch.reset()
+    lab_page.begin()
     yield lab_page
     if getattr(request.node, "failed_call", False):
         lab_page.shot(f"failed-{request.node.name[:80]}")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -13,7 +16,7 @@ from urllib.parse import urlsplit
 import nbformat
 
 if TYPE_CHECKING:
-    from playwright.sync_api import BrowserContext, Page, Request, ViewportSize
+    from playwright.sync_api import BrowserContext, Page, Request, Route, ViewportSize
 
     from .server import JupyterServer
 
@@ -103,6 +106,7 @@ class Lab:
         self.shots = shots
         self._names = 0
         self._restored = False
+        self._spoiled = False
 
     def load(self) -> None:
         self.page.goto(f"{self.server.url}lab?reset&token={self.server.token}", wait_until="commit")
@@ -114,10 +118,22 @@ class Lab:
         self._ready()
 
     def fresh(self) -> None:
-        """Load the page anew, without what is on it: a control has left its marks."""
+        """Load the page anew, without what is on it."""
+        self._spoiled = False
         self.close_all()
         self.load()
         self.watch.reset()
+
+    def spoil(self) -> None:
+        """A control has left its marks: the next test gets a fresh page."""
+        self._spoiled = True
+
+    def begin(self) -> None:
+        """For a test to begin on: nothing was asked for or run yet."""
+        if self._spoiled:
+            self.fresh()
+        self.watch.reset()
+        self.page.evaluate("() => window.__watch.forget()")
 
     def _ready(self) -> None:
         self.page.wait_for_function("() => window.jupyterapp && window.__nb", timeout=1000 * START_S)
@@ -152,6 +168,12 @@ class Lab:
         (self.server.notebooks / f"untrusted-{path}").write_text(json.dumps(content), "utf-8")
         return f"untrusted-{path}"
 
+    def trust(self, path: str) -> None:
+        """Sign a notebook file, as running its cells would."""
+        command = [sys.executable, "-m", "nbformat.sign", str(self.server.notebooks / path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=self.server.env)
+        assert done.returncode == 0, done.stderr
+
     def open(self, path: str, kernel: str | None = None) -> Notebook:
         self.page.evaluate("([path, kernel]) => window.__nb.open(path, kernel)", [path, kernel])
         return Notebook(self, path)
@@ -172,6 +194,25 @@ class Lab:
         path = self.shots / f"{name}.png"
         (clip or self.page).screenshot(path=str(path), animations="disabled")
         return path
+
+    @contextlib.contextmanager
+    def scripts_changed(self, old: str, new: str) -> Iterator[list[int]]:
+        """The page, loaded anew, gets our bundle with `new` in place of `old`; yields how often that stood there, per load."""
+        places: list[int] = []
+
+        def serve(route: Route) -> None:
+            text = route.fetch().text()
+            places.append(text.count(old))
+            route.fulfill(body=text.replace(old, new), content_type="text/javascript")
+
+        address = re.compile(r"/mlxnb/static/mlxnb/bundle\.js")
+        self.page.route(address, serve)
+        self.fresh()
+        try:
+            yield places
+        finally:
+            self.page.unroute(address)
+            self.spoil()
 
     @contextlib.contextmanager
     def frames(self) -> Iterator[list[float]]:
@@ -244,10 +285,8 @@ class Notebook:
         return None
 
     def ended(self, cell: int) -> bool:
-        """The static bundle is in place of the live view, and it is drawn."""
-        record = self.record(cell)
-        runs = record.get("runs", [record]) if record else []
-        return bool(runs) and all(run["status"] in ("done", "stopped", "failed") for run in runs)
+        """The static bundle is in place of the live view, of every answer in the cell's output."""
+        return bool(self._js("ended", cell))
 
     def wait_end(self, cell: int, timeout_s: float = CELL_S) -> None:
         self.lab.until(lambda: self.ended(cell), timeout_s)

@@ -7,8 +7,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import pytest
 
 from .server import ROOT, JupyterServer
 
@@ -16,6 +18,11 @@ CACHE = ROOT / "test-output" / "overlays"
 OLDEST = "6.31.0"
 OTHERS = ("7.1.0", "7.3.0", "7.4.0")
 INSTALLED = importlib.metadata.version("ipykernel")
+ALL = (INSTALLED, *(version for version in (OLDEST, *OTHERS) if version != INSTALLED))
+VERSIONS = [version if version in (INSTALLED, OLDEST) else pytest.param(version, marks=pytest.mark.tier("N")) for version in ALL]
+"""As parameters of a test: the environment's own and the oldest on every push, those between in the long run."""
+MOSTLY_LONG = [INSTALLED, *(pytest.param(version, marks=pytest.mark.tier("N")) for version in ALL[1:])]
+"""The environment's own on every push, all others in the long run."""
 
 # What each needs beyond the environment's own packages (the environment has a current ipykernel and all it depends on).
 EXTRA: dict[str, Sequence[str]] = {
@@ -43,9 +50,10 @@ def overlay(version: str) -> Path:
     return folder
 
 
-def kernel_of(server: JupyterServer, version: str) -> str:
-    """The name of a kernel that runs this version of ipykernel."""
-    if version == INSTALLED:
+def kernel_of(server: JupyterServer, version: str, env: Mapping[str, str] | None = None) -> str:
+    """The name of a kernel that runs this version of ipykernel, with these variables on top."""
+    if version == INSTALLED and not env:
         return "python3"
-    path = os.pathsep.join([str(overlay(version)), server.env["PYTHONPATH"]])
-    return server.kernel(f"ipykernel-{version}", f"ipykernel {version}", {"PYTHONPATH": path})
+    paths = [server.env["PYTHONPATH"]] if version == INSTALLED else [str(overlay(version)), server.env["PYTHONPATH"]]
+    name = f"ipykernel-{version}" + ("-" + "-".join(sorted(env)).lower().replace("_", "-") if env else "")
+    return server.kernel(name, name, {**(env or {}), "PYTHONPATH": os.pathsep.join(paths)})

@@ -31,7 +31,10 @@ class Speaker(FakeClient):
 
     def _record(self, generation: Generation, position: int, piece: str, t: float) -> TokenRecord:  # type: ignore[override]
         made = super()._record(generation, position, piece, t)
-        return replace(made, id=self._vocabulary.setdefault(piece, 100 + 7 * len(self._vocabulary)))
+        number = self._vocabulary.setdefault(piece, 100 + 7 * len(self._vocabulary))
+        # Of the alternatives the first is the token itself, and the others are less likely each.
+        top = tuple(replace(one, id=number if rank == 0 else 50_000 + rank) for rank, one in enumerate(made.top))
+        return replace(made, id=number, top=top)
 
 
 def use(answer: Answer, **options: Any) -> None:
@@ -77,9 +80,47 @@ def payload(request: CompletionRequest, index: int) -> Iterable[str]:
     return [text[: len(text) // 2], text[len(text) // 2 :]]
 
 
-def characters(request: CompletionRequest, index: int) -> Iterable[str]:
-    """Payload number N, one character a token."""
-    return list(PAYLOADS[number_in(request)][1])
+def cut(numbers: Iterable[int]) -> Answer:
+    """Payload number N, those in `numbers` one byte a token. As from the engine, a character is there with its last byte."""
+    chosen = frozenset(numbers)
+
+    def answer(request: CompletionRequest, index: int) -> Iterable[str]:
+        if number_in(request) not in chosen:
+            return payload(request, index)
+        pieces: list[str] = []
+        for character in PAYLOADS[number_in(request)][1]:
+            pieces += [""] * (len(character.encode("utf-8", "surrogatepass")) - 1) + [character]
+        return pieces
+
+    return answer
+
+
+def in_step(answer: Answer, **options: Any) -> None:
+    """`use`, and every token of every row is on the screen, acknowledged by the page, before the next one comes."""
+    from mlxnb import display, frontend
+
+    frontend.FASTEST_S = frontend.SLOWEST_S = 0.005
+    frontend.ACK_S = 0.0
+    display.SHORTEST_WAIT_S = 0.02  # hundreds of rows are looked at each time
+    frontend.ACK_S = 0.0
+    use(answer, between=wait_until_drawn, **options)
+
+
+def wait_until_drawn(timeout_s: float = 30.0) -> None:
+    from IPython.core.getipython import get_ipython
+
+    from mlxnb import display, frontend
+
+    session = frontend.session_of(get_ipython())
+    display._PUBLISHER.wake()
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        streams = [source._rows.stream for source in list(session.sources.values()) if not source.done]  # type: ignore[attr-defined]
+        told = all(len(known.tokens) == run.token_count for one in streams for run, known in zip(one.runs, one._told, strict=True))
+        if told and not session._outbox and not session.pace._sent:
+            return
+        time.sleep(0.01)
+    raise TimeoutError("the page did not draw what it was sent")
 
 
 def words(request: CompletionRequest, index: int) -> Iterable[str]:
@@ -104,9 +145,9 @@ def gallery(request: CompletionRequest, index: int) -> Iterable[str]:
     return re.findall(r"\s?\S{1,6}|\s", answers[prompt_of(request).strip()])
 
 
-def run_payloads(first: int, last: int, options: str = "") -> None:
-    """Ask for payloads first..last-1 in this cell, each in an output of its own."""
+def run_payloads(numbers: Iterable[int], options: str = "") -> None:
+    """Ask for these payloads in this cell, each in an output of its own."""
     from IPython.core.getipython import get_ipython
 
-    for number in range(first, min(last, len(PAYLOADS))):
+    for number in numbers:
         get_ipython().run_cell_magic("mlx", options, f"{number}")

@@ -1,4 +1,4 @@
-"""`JupyterServer`: JupyterLab on 127.0.0.1 with a folder, a home, settings, kernels and extensions of its own."""
+"""`JupyterServer`: JupyterLab and Notebook 7 on 127.0.0.1 with a folder, a home, settings, kernels and extensions of its own."""
 
 from __future__ import annotations
 
@@ -122,14 +122,16 @@ class JupyterServer:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", f"--app-dir={shared_data() / 'lab'}"]
+        extensions = {"jupyterlab": True, "notebook": True, "jupyter_lsp": False, "jupyter_server_terminals": False}
         options = {
             "ServerApp.ip": "127.0.0.1",
             "ServerApp.port": port,
             "ServerApp.root_dir": str(self.notebooks),
             "IdentityProvider.token": self.token,
             "ServerApp.open_browser": False,
-            "ServerApp.jpserver_extensions": "{'jupyterlab': True, 'jupyter_lsp': False, 'jupyter_server_terminals': False}",
+            "ServerApp.jpserver_extensions": repr(extensions),
             "LabApp.expose_app_in_browser": True,
+            "JupyterNotebookApp.expose_app_in_browser": True,
             "LabApp.extension_manager": "readonly",
             "LabApp.check_for_updates_class": "jupyterlab.NeverCheckForUpdate",
             "LabApp.news_url": "None",

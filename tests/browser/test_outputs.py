@@ -8,7 +8,7 @@ from .lab import Lab, Notebook
 
 PROMPT = (
     'Give {"a": [1, {"b": "{c}"}]} and f"{x!r:>{width}}" for $HOME ${PATH}'
-    ' {In[3]} {% raw %}\n\t`tick` \\n \\\\ 100% \u00e9\U0001f600 {# no #}'
+    " {In[3]} {% raw %}\n\t`tick` \\n \\\\ 100% \u00e9\U0001f600 {# no #}"
 )
 
 

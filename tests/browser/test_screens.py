@@ -1,96 +1,193 @@
-"""A picture of each view in both themes and two widths, from a real notebook, kept in test-output/. Each must fit its output."""
+"""Pictures of every view from a real notebook, in both themes and two widths, kept in test-output/. Each must look as it should:
+nothing sticks out, is cut off, overlaps, is too faint or too small, or has colours of its own. The checks are in looks.js."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
+from .eyes import show, wait_rest, wait_words
 from .lab import SIZE, Lab, Notebook
 from .server import ROOT
 
 GALLERY = ROOT / "tests" / "browser" / "answers.json"
-SIZES = {900: {"width": 900, "height": 2400}, 1400: {"width": 1400, "height": 2400}}
-SETUP = "import scripted; scripted.use(scripted.gallery)"
+LOOKS = Path(__file__).with_name("looks.js").read_text("utf-8")
+WIDTHS = (900, 1400)
+SLOW = "import scripted; scripted.use(scripted.gallery, step_s=0.004)"
 NAMES = tuple(json.loads(GALLERY.read_text("utf-8")))
+ITEMS = "words = ['short', 'everything', 'right-to-left']\nfailing = ['short', 'fail']"
+
+# What a view has to show before its picture is taken, by a name for the file.
+ANSWERS: Mapping[str, str] = {
+    "answer": "%%mlx\neverything",
+    "formulas": "%%mlx\nformulas",
+    "tokens": "%%mlx --view tokens --logprobs 4\neverything",
+    "raw": "%%mlx --view raw\neverything",
+    "samples": "%%mlx -n 3\neverything",
+    "each": "%%mlx --each words\n{{ item }}",
+    "sweep": "%%mlx --sweep temp=0,.7,1\nshort",
+    "chat": "import mlxnb\nchat = mlxnb.load().chat(system='Be brief.')\nfor name in ('short', 'everything'): chat.send(name)\nchat.show()",
+    "playground": "playground = mlxnb.playground('everything', max_tokens=400)\nNone",
+}
+ENGINE: Mapping[str, str] = {
+    "stepper": "import mlxnb\nstepper = mlxnb.stepper('the sea', temp=0.8, top_p=0.9, seed=11)\nstepper.forward(6); stepper.changed()",
+    "monitor": "monitor = mlxnb.monitor()\nNone",
+    # The tiny model would end at once: without its end-of-text tokens the rows live long enough to be seen.
+    "monitored": "lm = mlxnb.load()\nlm.generate('the sea', n=4, max_tokens=700, logit_bias={317: -100, 318: -100, 319: -100})\nNone",
+}
 
 
-def overflowing(lab: Lab, notebook: Notebook, cell: int) -> list[str]:
-    """Parts of an output that stick out to the right of it and cannot be scrolled to."""
-    script = """
-    (node) => {
-      const edge = node.getBoundingClientRect().right + 1, found = [];
-      const scrolls = (e) => {
-        for (let p = e.parentElement; p && p !== node.parentElement; p = p.parentElement) {
-          if (getComputedStyle(p).overflowX !== "visible") return true;
-        }
-        return false;
+@pytest.fixture
+def looking(lab: Lab) -> Iterator[Lab]:
+    """The page with looks.js, without the file browser; afterwards as it was."""
+    lab.page.evaluate(LOOKS)
+    lab.page.evaluate("() => window.jupyterapp.shell.collapseLeft()")
+    yield lab
+    lab.page.evaluate("() => window.jupyterapp.shell.expandLeft()")
+    lab.theme(False)
+    lab.page.set_viewport_size(SIZE)
+
+
+def look(notebook: Notebook, cells: Mapping[str, int], prefix: str = "", widths: Sequence[int] = WIDTHS) -> None:
+    """Each cell in both themes and all widths: a picture, and no fault."""
+    lab, found = notebook.lab, {}
+    for dark in (False, True):
+        lab.theme(dark)
+        theme = "dark" if dark else "light"
+        for width in widths:
+            lab.page.set_viewport_size({"width": width, "height": 2200})
+            for name, cell in cells.items():
+                node = show(notebook, cell)
+                faults = lab.page.evaluate("([node, dark]) => window.__looks.faults(node, dark)", [node, dark])
+                lab.shot(f"{prefix}{name}-{width}-{theme}", node)
+                if faults:
+                    found[f"{name} {width} {theme}"] = faults
+    assert found == {}, json.dumps(found, indent=1, ensure_ascii=False)
+
+
+def shown(lab: Lab, cells: Mapping[str, str], kernel: str = "python3", setup: str = "") -> Notebook:
+    notebook = lab.new([*cells.values()], kernel, setup=setup, name="screens")
+    notebook.run_all()
+    return notebook
+
+
+def settle(notebook: Notebook, cells: Mapping[str, str]) -> None:
+    for cell in range(len(cells)):
+        wait_rest(notebook, cell)
+
+
+def test_every_view_of_answers_looks_right_in_both_themes_and_widths(looking: Lab) -> None:
+    notebook = shown(looking, ANSWERS, setup=f"{SLOW}\n{ITEMS}")
+    settle(notebook, ANSWERS)
+    places = {name: cell for cell, name in enumerate(ANSWERS)}
+    looking.until(lambda: show(notebook, places["formulas"]).query_selector("math"))
+    look(notebook, places)
+    assert looking.watch.faults() == []
+
+
+def test_the_views_of_the_engine_look_right_in_both_themes_and_widths(looking: Lab, tiny_kernel: str) -> None:
+    notebook = shown(looking, ENGINE, tiny_kernel)
+    settle(notebook, ENGINE)
+    wait_words(notebook, 1, "batch fill")
+    look(notebook, {"stepper": 0, "monitor": 1})
+    assert looking.watch.faults() == []
+
+
+def test_the_story_of_a_token_looks_right_and_its_focus_is_seen(looking: Lab) -> None:
+    notebook = looking.new(["%%mlx --view tokens --logprobs 4\neverything"], setup=SLOW, name="story")
+    notebook.run(0)
+    notebook.wait_end(0)
+    for dark in (False, True):
+        looking.theme(dark)
+        node = show(notebook, 0)
+        token = node.query_selector(".mlxnb-tok:nth-of-type(4)")
+        token.focus()
+        looking.page.keyboard.press("ArrowRight")
+        popover = looking.page.wait_for_selector(".mlxnb-pop")
+        focused = "const e = document.activeElement, { outlineStyle, outlineWidth } = getComputedStyle(e)"
+        name, style, width = looking.page.evaluate(f"() => {{ {focused}; return [e.className, outlineStyle, parseFloat(outlineWidth)]; }}")
+        assert "mlxnb-tok" in name and style != "none" and width >= 2
+        assert looking.page.evaluate("([node, dark]) => window.__looks.faults(node, dark)", [node, dark]) == []
+        assert looking.page.evaluate("(node) => window.__looks.faint(node)", popover) == []
+        looking.shot(f"story-{'dark' if dark else 'light'}")
+        looking.page.keyboard.press("Escape")
+
+
+def test_the_checks_find_what_they_are_for(looking: Lab) -> None:
+    notebook = looking.new(["%%mlx\nshort"], setup=SLOW)
+    notebook.run(0)
+    notebook.wait_end(0)
+    node = show(notebook, 0)
+    looking.page.wait_for_selector("[aria-label='Run again']")  # the view that stays: it is live again
+    spoil = """(node) => {
+      const view = node.querySelector(".mlxnb"), add = (style, text, tag = "div") => {
+        const e = view.appendChild(document.createElement(tag));
+        e.style.cssText = style; e.textContent = text;
       };
-      for (const e of node.querySelectorAll("*")) {
-        const box = e.getBoundingClientRect();
-        if (box.width > 0 && box.right > edge && !scrolls(e)) found.push(e.className + ": " + e.textContent.slice(0, 40));
-      }
-      return found;
+      view.style.background = "#fffffe"; view.style.overflow = "visible";
+      add("color: #aaa; background: #fff", "too faint");
+      add("width: 60px; overflow: hidden; white-space: nowrap", "a text that is cut off at its side");
+      add("width: 3000px", "sticks out");
+      add("height: 40px; background: #fff; width: 200px", "");
+      add("height: 10px; min-height: 0; padding: 0; line-height: 8px", "small", "button");
+      add("margin-top: -20px", "drawn over the one before");
     }"""
-    found: list[str] = lab.page.evaluate(script, notebook.output(cell))
-    return found
+    looking.page.evaluate(spoil, node)
+    looking.theme(True)
+    found = dict(looking.page.evaluate("(node) => window.__looks.faults(node, true)", node))
+    assert set(found) == {"overflowing", "clipped", "collisions", "faint", "foreign", "small", "glaring"}
 
 
-def collisions(lab: Lab, notebook: Notebook, cell: int) -> list[str]:
-    """Pairs of texts that are drawn over one another."""
-    script = """
-    (node) => {
-      const texts = [], walk = document.createTreeWalker(node, NodeFilter.SHOW_TEXT);
-      while (walk.nextNode()) {
-        const text = walk.currentNode, parent = text.parentElement;
-        if (!text.data.trim() || parent.closest(".mlxnb-sr, [aria-hidden=true], pre, svg, math, mjx-container")) continue;
-        const range = document.createRange();
-        range.selectNodeContents(text);
-        for (const whole of range.getClientRects()) {
-          const box = { left: whole.left, right: whole.right, top: whole.top, bottom: whole.bottom };
-          for (let p = parent; p && p !== node.parentElement; p = p.parentElement) {
-            if (getComputedStyle(p).overflowX === "visible") continue;
-            const clip = p.getBoundingClientRect();
-            box.left = Math.max(box.left, clip.left);
-            box.right = Math.min(box.right, clip.right);
-            box.top = Math.max(box.top, clip.top);
-            box.bottom = Math.min(box.bottom, clip.bottom);
-          }
-          if (box.right - box.left > 1 && box.bottom - box.top > 1) texts.push([box, text.data.trim(), text]);
-        }
-      }
-      const found = [];
-      for (let i = 0; i < texts.length; i++) for (let j = i + 1; j < Math.min(texts.length, i + 40); j++) {
-        const [a, one, first] = texts[i], [b, other, second] = texts[j];
-        if (first === second) continue;
-        const wide = Math.min(a.right, b.right) - Math.max(a.left, b.left);
-        const high = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-        if (wide > 2 && high > 6) found.push(one.slice(0, 20) + " | " + other.slice(0, 20));
-      }
-      return found;
-    }"""
-    found: list[str] = lab.page.evaluate(script, notebook.output(cell))
-    return found
-
-
+@pytest.mark.tier("N")
 @pytest.mark.parametrize("options", ["", "--view tokens --logprobs 4", "-n 3"], ids=["answer", "tokens", "compare"])
-def test_every_kind_of_answer_fits_its_output_in_both_themes_and_widths(lab: Lab, options: str) -> None:
+def test_every_kind_of_answer_looks_right_in_every_view(looking: Lab, options: str) -> None:
     kind = {"": "answer", "-n 3": "compare"}.get(options, "tokens")
-    notebook = lab.new([f"%%mlx {options}\n{name}" for name in NAMES], setup=SETUP, name=kind)
+    notebook = looking.new([f"%%mlx {options}\n{name}" for name in NAMES], setup=SLOW, name=kind)
     notebook.run_all()
     for cell in range(len(NAMES)):
         notebook.wait_end(cell)
-    try:
-        for dark in (False, True):
-            lab.theme(dark)
-            for width, size in SIZES.items():
-                lab.page.set_viewport_size(size)
-                for cell, name in enumerate(NAMES):
-                    node = notebook.output(cell)
-                    node.scroll_into_view_if_needed()
-                    assert overflowing(lab, notebook, cell) == [], (name, width)
-                    assert collisions(lab, notebook, cell) == [], (name, width)
-                    lab.shot(f"{kind}-{name}-{width}-{'dark' if dark else 'light'}", node)
-    finally:
-        lab.theme(False)
-        lab.page.set_viewport_size(SIZE)
+    look(notebook, {f"{kind}-{name}": cell for cell, name in enumerate(NAMES)}, widths=(600, *WIDTHS))
+
+
+@pytest.mark.tier("N")
+def test_every_view_looks_right_in_a_narrow_window(looking: Lab) -> None:
+    notebook = shown(looking, ANSWERS, setup=f"{SLOW}\n{ITEMS}")
+    settle(notebook, ANSWERS)
+    look(notebook, {name: cell for cell, name in enumerate(ANSWERS)}, widths=(600,))
+
+
+@pytest.mark.tier("N")
+def test_every_state_of_a_run_looks_right(looking: Lab) -> None:
+    """While it loads, streams, waits; stopped, cut, failed, empty; a chat that is empty, edited, refused."""
+    setup = "\n".join(
+        [
+            "import scripted",
+            "from fake_client import Failure",
+            "from mlxnb_engine.errors import RequestError",
+            "error = RequestError('The context of this model is full at 8,192 tokens.', 'Start a new chat, or shorten the prompt.')",
+            "failures = [Failure(error, text='fail', after=5)]",
+            "answer = ['one ', 'two ', 'three ', 'four '] * 10",
+            "scripted.use(lambda request, index: answer, hold=9, failures=failures, load=[('download', 63_000_000, 92_000_000)])",
+        ]
+    )
+    cells = {
+        "failed": "%%mlx --bg\nfail",
+        "streaming": "%%mlx --bg\nstream",
+        "streaming-samples": "%%mlx --bg -n 3\nstream",
+        "stopped": "%%mlx --bg -o stopped\nstop",
+        "limit": "%%mlx --max-tokens 8\nlimit",
+        "chat-empty": "import mlxnb\nempty = mlxnb.load().chat()\nempty.show()",
+        "chat-streaming": "chat = mlxnb.load().chat()\nchat.show()\nchat.send('stream', wait=False)\nNone",
+        "playground-empty": "mlxnb.playground()\nNone",
+    }
+    notebook = shown(looking, cells, setup=setup)
+    notebook.call("stopped.cancel()")
+    places = {name: cell for cell, name in enumerate(cells)}
+    said = {"failed": "full at 8,192", "stopped": "stopped after", "limit": "cut at the limit", "chat-streaming": "streaming"}
+    for name, words in said.items():
+        wait_words(notebook, places[name], words)
+    look(notebook, places)
+    notebook.call("scripted.client().release()")

@@ -1,7 +1,8 @@
 """S1 and S2 in a real browser: hostile answers run nothing and fetch nothing, live, reopened, trusted or not, and in exported HTML.
 
-Every payload is an answer of a scripted engine, shown by the real path. Then every element of the output gets every event
-that an inline handler could wait for. The negative controls show that the same check catches one bad renderer.
+Every payload is an answer of a scripted engine, shown by the real path: in our views 150 of them (tier N: all), one byte a token,
+so that every prefix was drawn; as HTML all of them. Then every inline handler in the output gets every
+event that it could wait for. The negative controls show that the same check catches one bad renderer.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +20,11 @@ from xss_payloads import PAYLOADS
 from .lab import Lab, Notebook, ran
 
 SETUP = "import scripted; scripted.use(scripted.payload)"
+IN_STEP = "import scripted; scripted.in_step(scripted.cut(%s), hold=0)"
 PER_CELL = 45
 """JupyterLab shows at most 50 outputs of a cell."""
-STARTS = range(0, len(PAYLOADS), PER_CELL)
 WHOLE = [number for number, (kind, _) in enumerate(PAYLOADS) if kind.endswith("together")]
+SINGLE = [number for number in range(len(PAYLOADS)) if number not in WHOLE]
 
 HTML_ONLY = """
 import mlxnb_widgets, mlxnb.render
@@ -29,19 +32,42 @@ mlxnb_widgets.available = lambda: False
 whole = mlxnb.render.Renderer.mime
 mlxnb.render.Renderer.mime = lambda self, saved=False: whole(self)
 """
-FORMS = {"views": SETUP, "html": HTML_ONLY + SETUP}
-"""What JupyterLab shows of an answer: our views, or, where they are not to be had, the HTML made in Python."""
+QUICK = """
+import mlxnb.display, scripted
+mlxnb.display.INTERVAL_S = mlxnb.display.RENDER_SHARE = 0.0
+scripted.use(scripted.cut(%s), step_s=0.004)
+"""
+DRAWN = {"views": ".mlxnb-answer-text", "html": ".jp-RenderedHTMLCommon"}
+"""What JupyterLab shows of an answer, our views or, where they are not to be had, the HTML made in Python; and what each output
+must have one of, so that nothing is found safe because it was not drawn."""
 
-UNSAFE = HTML_ONLY + """
+UNSAFE = (
+    HTML_ONLY
+    + """
 import scripted, mlxnb.sanitize as sanitize
 from markdown_it import MarkdownIt
 raw = MarkdownIt("commonmark", {"html": True})
 mlxnb.render.markdown_to_html = lambda text: sanitize._safe(raw.render(text))
 """
+)
+STRIPS = (
+    HTML_ONLY
+    + """
+import re, scripted, mlxnb.sanitize as sanitize
+strip = lambda text: re.sub("<[^>]*>", "", text)
+mlxnb.render.markdown_to_html = lambda text: sanitize._safe("".join(map(strip, %s)))
+"""
+)
 
 
-def cell_for(first: int, options: str = "") -> str:
-    return f"scripted.run_payloads({first}, {first + PER_CELL}, {options!r})"
+def cells_for(numbers: Sequence[int], options: str = "", per_cell: int = PER_CELL) -> list[str]:
+    """Cells that ask for these payloads, each in an output of its own."""
+    return [f"scripted.run_payloads({list(numbers[at : at + per_cell])}, {options!r})" for at in range(0, len(numbers), per_cell)]
+
+
+def spread(numbers: Sequence[int], count: int) -> list[int]:
+    """So many of them, from all over the list."""
+    return [numbers[round(i * (len(numbers) - 1) / (count - 1))] for i in range(count)]
 
 
 def look(lab: Lab, notebook: Notebook, cells: int, own: str = "") -> list[str]:
@@ -64,33 +90,67 @@ def verdict(lab: Lab) -> list[str]:
 
 @dataclass(frozen=True)
 class Answered:
-    """Every payload answered once, live: what was suspicious then, and the notebook file that came of it."""
+    """Payloads answered once, live: what was suspicious then, and the notebook file that came of it."""
 
+    form: str
     path: str
+    cells: int
+    count: int
     live: list[str]
 
 
-def answer_all(lab: Lab, form: str) -> Answered:
-    lab.watch.reset()
-    notebook = lab.new([cell_for(first) for first in STARTS], setup=FORMS[form], name="payloads")
+def answer_all(lab: Lab, form: str, numbers: Sequence[int], cut: Sequence[int]) -> Answered:
+    """cut: payloads that come one byte a token; each is on the screen before the next one comes (in our views)."""
+    lab.begin()
+    step = form == "views"
+    setup = IN_STEP % list(cut) if step else f"{HTML_ONLY}{SETUP if not cut else QUICK % list(cut)}"
+    cells = cells_for(numbers, "--bg" if step else "")
+    notebook = lab.new(cells, setup=setup, name="payloads")
     notebook.run_all()
-    assert len(PAYLOADS) >= 150 and shown(notebook) == len(PAYLOADS)
-    if form == "views":
-        for cell in range(len(STARTS)):
-            notebook.wait_end(cell)
-    live = look(lab, notebook, len(STARTS))
+    if step:
+        notebook.call("scripted.client().release()")
+        for cell in range(len(cells)):
+            notebook.wait_end(cell, 240)
+    require_cut(notebook, form, cut)
+    live = look(lab, notebook, len(cells))
+    made = Answered(form, notebook.path, len(cells), len(numbers), live)
+    assert made.count >= 150
+    require_drawn(notebook, made)
     notebook.save()
     lab.close_all()
-    return Answered(notebook.path, live)
+    return made
 
 
-@pytest.fixture(scope="module", params=FORMS)
-def answered(lab_page: Lab, request: pytest.FixtureRequest) -> Answered:
-    return answer_all(lab_page, request.param)
+@pytest.fixture(scope="module", params=DRAWN)
+def answered(lab_page: Lab, request: pytest.FixtureRequest, scale: int) -> Answered:
+    every = range(len(PAYLOADS))
+    if scale > 1:
+        return answer_all(lab_page, request.param, every, SINGLE)
+    some = spread(SINGLE, 150)
+    return answer_all(lab_page, "views", some, some) if request.param == "views" else answer_all(lab_page, "html", every, ())
 
 
-def shown(notebook: Notebook) -> int:
-    return sum(len([out for out in notebook.outputs(cell) if out["output_type"] == "display_data"]) for cell in range(len(STARTS)))
+def require_cut(notebook: Notebook, form: str, cut: Sequence[int]) -> None:
+    """The stream was shown in pieces: one message for each byte of the longest, or, as HTML, updates all the time."""
+    sizes = [len(PAYLOADS[n][1].encode("utf-8", "surrogatepass")) for n in cut]
+    kinds = notebook.messages()["kinds"]
+    if form == "views":
+        assert kinds.count("comm_msg") >= max(sizes)
+    elif cut:
+        assert kinds.count("update_display_data") > sum(sizes) / 20
+
+
+def require_drawn(notebook: Notebook, made: Answered) -> None:
+    """Every output is in the page, in the form that is looked at."""
+    count = "([node, drawn]) => [...node.querySelectorAll('.jp-OutputArea-child')].filter((one) => one.querySelector(drawn)).length"
+    outputs = [notebook.output(cell) for cell in range(made.cells)]
+    notebook.lab.until(lambda: sum(notebook.page.evaluate(count, [one, DRAWN[made.form]]) for one in outputs) == made.count, 20)
+
+
+def reopened(lab: Lab, made: Answered, path: str) -> Notebook:
+    again = lab.open(path)
+    require_drawn(again, made)
+    return again
 
 
 def test_hostile_answers_do_nothing_live(answered: Answered) -> None:
@@ -98,16 +158,35 @@ def test_hostile_answers_do_nothing_live(answered: Answered) -> None:
 
 
 def test_hostile_answers_do_nothing_in_a_reopened_notebook(lab: Lab, answered: Answered) -> None:
-    again = lab.open(answered.path)
-    assert again.trusted and shown(again) == len(PAYLOADS)
-    assert look(lab, again, len(STARTS)) == []
+    again = reopened(lab, answered, answered.path)
+    assert again.trusted
+    assert look(lab, again, answered.cells) == []
 
 
 @pytest.mark.tier("N")
 def test_hostile_answers_do_nothing_in_a_notebook_that_nobody_trusts(lab: Lab, answered: Answered) -> None:
-    again = lab.open(lab.untrusted(answered.path))
-    assert not again.trusted and shown(again) == len(PAYLOADS)
-    assert look(lab, again, len(STARTS)) == []
+    again = reopened(lab, answered, lab.untrusted(answered.path))
+    assert not again.trusted
+    assert look(lab, again, answered.cells) == []
+
+
+def test_a_notebook_that_nobody_trusts_shows_the_views_with_their_tokens(lab: Lab) -> None:
+    """The saved record is rendered by the extension, which declares it safe; the HTML beside it is not what is seen."""
+    number = next(number for number, (_, text) in enumerate(PAYLOADS) if "<img src=x onerror=alert(1)>" in text)
+    notebook = lab.new(cells_for([number], "--logprobs 3"), setup=SETUP)
+    notebook.run(0)
+    notebook.wait_end(0)
+    notebook.save()
+    notebook.close()
+    again = lab.open(lab.untrusted(notebook.path))
+    tab = again.output(0).wait_for_selector("[role=tab] >> text=Tokens")
+    assert not again.trusted
+    tab.click()
+    tokens = again.output(0).wait_for_selector(".mlxnb-tok") and again.output(0).query_selector_all(".mlxnb-tok")
+    assert "".join(token.text_content() for token in tokens) == PAYLOADS[number][1]
+    tokens[0].focus()
+    lab.page.wait_for_selector("text=alt1")  # what else the token could have been
+    assert look(lab, again, 1) == []
 
 
 def export(lab: Lab, source: Path, target: Path) -> tuple[str, ...]:
@@ -121,6 +200,7 @@ def export(lab: Lab, source: Path, target: Path) -> tuple[str, ...]:
     return tuple(str(trait.default_value) for name, trait in traits.items() if name.endswith("_url") and trait.default_value)
 
 
+@pytest.mark.tier("N")
 def test_hostile_answers_do_nothing_in_exported_html(lab: Lab, answered: Answered, tmp_path: Path) -> None:
     own = export(lab, lab.server.notebooks / answered.path, tmp_path / "payloads.html")
     page = lab.page.context.new_page()
@@ -145,8 +225,7 @@ MANY = pytest.param("-n 13", marks=pytest.mark.tier("N"))
 
 @pytest.mark.parametrize("options", ["--view tokens --logprobs 3", "--view raw", "-n 2", MANY])
 def test_hostile_answers_do_nothing_in_any_other_view(lab: Lab, options: str) -> None:
-    cell = f"for n in {WHOLE}: scripted.run_payloads(n, n + 1, {options!r})"
-    notebook = lab.new([cell], setup=SETUP)
+    notebook = lab.new(cells_for(WHOLE, options), setup=SETUP)
     notebook.run(0)
     assert len(notebook.outputs(0)) == len(WHOLE)
     assert look(lab, notebook, 1) == []
@@ -154,33 +233,42 @@ def test_hostile_answers_do_nothing_in_any_other_view(lab: Lab, options: str) ->
     assert look(lab, again, 1) == []
 
 
-def test_a_hostile_answer_cut_anywhere_does_nothing_while_it_streams(lab: Lab, scale: int) -> None:
-    """S2: one character a token, an update at each; every prefix of the payload is on the screen once."""
-    single = [number for number in range(len(PAYLOADS)) if number not in WHOLE]
-    count = 30 if scale == 1 else len(single)
-    chosen = [single[round(i * (len(single) - 1) / (count - 1))] for i in range(count)]
-    setup = """
-import scripted, mlxnb.display as display
-display.INTERVAL_S, display.RENDER_SHARE = 0.0, 0.0
-scripted.use(scripted.characters, step_s=0.004)
-"""
-    per_cell = [chosen[i : i + 30] for i in range(0, len(chosen), 30)]
-    notebook = lab.new([f"for n in {numbers}: scripted.run_payloads(n, n + 1)" for numbers in per_cell], setup=setup)
-    notebook.run_all()
-    characters = sum(len(PAYLOADS[n][1]) for n in chosen)
-    updates = notebook.messages()["kinds"].count("update_display_data") + notebook.messages()["kinds"].count("comm_msg")
-    assert updates > characters / 20, "the stream was shown in pieces"
-    assert look(lab, notebook, len(per_cell)) == []
+# -- negative controls -------------------------------------------------------------------------------------------------------
+
+
+def scripts_that_ran(found: list[str]) -> bool:
+    return any(text.startswith("alert(") for text in found)
 
 
 def test_the_check_catches_a_renderer_that_lets_html_through(lab: Lab) -> None:
-    """Negative control: Markdown with raw HTML on and no sanitiser, by the same path."""
-    notebook = lab.new([f"for n in {WHOLE}: scripted.run_payloads(n, n + 1)"], setup=UNSAFE + SETUP)
+    """Negative control of S1: Markdown with raw HTML on and no sanitiser, by the same path."""
+    notebook = lab.new(cells_for(WHOLE), setup=UNSAFE + SETUP)
     notebook.run(0)
     found = look(lab, notebook, 1)
-    assert any("alert(" in text for text in found), found[:20]
+    assert scripts_that_ran(found), found[:20]
     assert any("evil.example" in text and not text.startswith(("element", "handler", "image", "address")) for text in found), found[:20]
-    lab.fresh()
+    lab.spoil()
+
+
+@pytest.mark.parametrize(("parts", "caught"), [("text", True), ("[text]", False)], ids=["each-delta", "whole-text"])
+def test_the_check_catches_a_filter_that_sees_each_delta_alone(lab: Lab, parts: str, caught: bool) -> None:
+    """Negative control of S2: what removes tags from a whole text removes none from the pieces of it."""
+    number = next(number for number, (_, text) in enumerate(PAYLOADS) if text == "<img src=x onerror=alert(1)>")
+    notebook = lab.new(cells_for([number]), setup=STRIPS % parts + f"scripted.use(scripted.cut([{number}]))")
+    notebook.run(0)
+    assert scripts_that_ran(look(lab, notebook, 1)) is caught
+
+
+def test_the_check_catches_a_view_that_takes_text_for_markup(lab: Lab) -> None:
+    """Negative control of S1 and S2 in the views: our own bundle, in which every `textContent` is `innerHTML`."""
+    with lab.scripts_changed(".textContent=", ".innerHTML=") as places:
+        answer = "['`<img src=x', ' onerror=alert(1)>`']"
+        notebook = lab.new(["%%mlx\nred question"], setup=f"import scripted; scripted.use(lambda request, index: {answer})")
+        notebook.run(0)
+        notebook.wait_end(0)
+        found = look(lab, notebook, 1)
+        assert places and places[0] > 5
+        assert scripts_that_ran(found) and any(text.startswith("image") for text in found), found
 
 
 def test_the_check_catches_markup_that_only_fetches(lab: Lab) -> None:
@@ -196,6 +284,4 @@ def test_the_check_catches_a_handler_that_waits_for_the_pointer(lab: Lab) -> Non
     markup = '<b onpointerenter="alert(1)">x</b>'
     notebook = lab.new([f"from IPython.display import HTML; HTML({json.dumps(markup)})"])
     notebook.run(0)
-    assert any(text.startswith("alert(1)") for text in look(lab, notebook, 1))
-    lab.fresh()
-
+    assert scripts_that_ran(look(lab, notebook, 1))

@@ -7,24 +7,27 @@
     Object.defineProperty(window, name, { value: trap(name), writable: false, configurable: false });
   }
   const watch = { ran, frames: null };
+  watch.forget = () => { ran.length = 0; };
   Object.defineProperty(window, "__watch", { value: watch, writable: false, configurable: false });
 
   // Everything an inline handler could wait for, sent to every element; the default action (a click that leaves) never runs.
   const EVENTS = ["pointerenter", "pointerover", "mouseover", "mouseenter", "mousemove", "pointerdown", "mousedown", "mouseup", "click",
     "auxclick", "dblclick", "contextmenu", "focus", "focusin", "blur", "input", "change", "keydown", "keyup", "submit", "toggle", "load",
     "error", "start", "animationstart", "animationend", "transitionend", "begin", "end", "scroll", "wheel", "beforetoggle", "canplay"];
-  watch.provoke = (root, events = EVENTS) => {
+  // `ours` too: also to elements without an inline handler, whose listeners are our own; what they do is then part of the test.
+  watch.provoke = (root, ours = false) => {
     const stop = (event) => event.preventDefault();
-    for (const name of events) root.addEventListener(name, stop, true);
+    for (const name of EVENTS) root.addEventListener(name, stop, true);
     let count = 0;
     for (const element of [...root.querySelectorAll("*")]) {
-      for (const name of events) {
+      if (!ours && ![...element.attributes].some(({ name }) => /^on/i.test(name))) continue;
+      for (const name of EVENTS) {
         // Not bubbling: only the handlers on the element itself, which is where injected ones are.
         element.dispatchEvent(new Event(name, { bubbles: false, cancelable: true }));
         count += 1;
       }
     }
-    for (const name of events) root.removeEventListener(name, stop, true);
+    for (const name of EVENTS) root.removeEventListener(name, stop, true);
     return count;
   };
 
@@ -150,6 +153,15 @@
   nb.outputs = (path, index) => nb.panel(path).content.model.cells.get(index).toJSON().outputs || [];
   // JupyterLab puts a launcher into an empty main area, and it may come in front of a notebook that was opened meanwhile: an
   // element that is not shown has no lines in its text.
+  // Whether every answer in the outputs is over, and its saved form in the place of the live view.
+  nb.ended = (path, index) => {
+    const shown = nb.outputs(path, index).filter(({ output_type }) => output_type === "display_data");
+    const over = (run) => ["done", "stopped", "failed"].includes(run.status);
+    return shown.length > 0 && shown.every(({ data }) => {
+      const record = data["application/vnd.mlxnb.run.v1+json"];
+      return record !== undefined && (record.runs || [record]).every(over) && (record.runs || [record]).length > 0;
+    });
+  };
   nb.text = (path, index) => {
     const panel = nb.panel(path);
     if (!panel.isVisible) app().shell.activateById(panel.id);

@@ -87,7 +87,30 @@ def daily(path: str) -> pd.Series:
 
 > A mean of means is not a mean, unless every day has as many rows.
 
-See the [documentation](https://pandas.pydata.org/docs/ "pandas") for more. Formulas such as $\\bar x = \\frac{1}{n}\\sum_i x_i$ stay as they are.`;
+See the [documentation](https://pandas.pydata.org/docs/ "pandas") for more.`;
+
+const FORMULAS = String.raw`## The normal distribution
+
+A variable $x$ with mean $\mu$ and deviation $\sigma > 0$ has the density
+
+$$
+f(x) = \frac{1}{\sigma\sqrt{2\pi}}
+- 0 \cdot e^{-\frac{1}{2}\left(\frac{x-\mu}{\sigma}\right)^2}
+$$
+
+so that \(P(|x-\mu| < 2\sigma) \approx 0.954\), at a price of $5 to $6. The mean of $n$ draws is \[ \bar{x} = \frac{1}{n}\sum_{i=1}^{n} x_i \qquad \operatorname{Var}(\bar x) = \frac{\sigma^2}{n} \] and with a matrix:
+
+$$\begin{aligned} A &= \begin{pmatrix} a & b \\ c & d \end{pmatrix}, \quad \det A = ad - bc \\ |x| &= \begin{cases} x & \text{if } x \ge 0 \\ -x & \text{otherwise} \end{cases} \end{aligned}$$
+
+1. In a list $\hat\beta = (X^\top X)^{-1}X^\top y$ as well,
+2. $\lim_{h\to 0}\frac{f(x+h)-f(x)}{h}$, $\mathbb{R}^n$, $\vec{v}$, $\overline{ab}$, $\cancel{x}$, $\boxed{42}$.
+
+| symbol | meaning |
+|:--|:--|
+| $\nabla \cdot E = \frac{\rho}{\varepsilon_0}$ | Gauss |
+| $\oint_{\partial\Sigma} B\,d\ell = \mu_0 I$ | Ampère |
+
+Wrong TeX stays: $\frac{1$ and $\nosuch{x}$.`;
 
 const SCRIPTS = `مرحبا! السماء زرقاء لأن جزيئات الهواء تبعثر الضوء الأزرق أكثر من الأحمر.
 
@@ -146,6 +169,8 @@ export const RUNS: Readonly<Record<string, Sample>> = {
   streaming: run("Answer, streaming", sample(SKY.slice(0, 260), { status: "running" }), true),
   streaming_tokens: run("Tokens, streaming", sample(SKY.slice(0, 160), { status: "running", top: 3 }), true, "tokens"),
   rich: run("Code, table, list, quote, link", sample(RICH)),
+  formulas: run("Formulas", sample(FORMULAS)),
+  formulas_growing: run("A formula that is not closed yet", sample(FORMULAS.slice(0, 165), { status: "running" }), true),
   scripts: run("Any script, emoji, a very long word", sample(SCRIPTS)),
   scripts_tokens: run("The same as tokens", sample(SCRIPTS, { top: 3 }), false, "tokens"),
   raw: run("Raw", sample(RICH.slice(0, 400)), false, "raw"),

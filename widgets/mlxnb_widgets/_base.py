@@ -48,6 +48,8 @@ class Base(anywidget.AnyWidget):
         method = data.get("method") if isinstance(data, dict) else None
         if method == "request_state":
             self.send_state()
+            if self._receive is not None:
+                self._receive(None, self.send)  # no message of ours, but somebody is there
         elif method == "custom" and isinstance(data, dict) and self._receive is not None:
             self._receive(data.get("content"), self.send)
 
@@ -70,5 +72,5 @@ class View(Base):
     setting = traitlets.Dict().tag(sync=True)
 
     def reference(self) -> dict[str, Any]:
-        """The value of the widget MIME type that shows this view."""
-        return {"version_major": 2, "version_minor": 0, "model_id": cast(str, self.model_id)}
+        """The value of the widget MIME type that shows this view. The key tells our views from others in a notebook."""
+        return {"version_major": 2, "version_minor": 0, "model_id": cast(str, self.model_id), "mlxnb_key": self.key}

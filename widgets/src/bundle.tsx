@@ -8,7 +8,8 @@ import "./views";
 import { setAssetSource, type AssetSource } from "./chunks";
 import { applyDelta, liveHost, savedHost, type Host, type LiveHost, type Setting } from "./host";
 import { kinds, mount } from "./mount";
-import { dict, field, parseRecord } from "./parse";
+import { dict, field, parseRecord, short } from "./parse";
+import { kindOf, openViews, textOf } from "./stored";
 
 declare const __VERSION__: string;
 
@@ -16,7 +17,7 @@ declare const __VERSION__: string;
 export const version: string = __VERSION__;
 
 // A host made elsewhere needs this `signal`: the views do not see that of another copy of the library.
-export { applyDelta, kinds, liveHost, mount, parseRecord, savedHost, setAssetSource, signal };
+export { applyDelta, kindOf, kinds, liveHost, mount, parseRecord, savedHost, setAssetSource, signal };
 export type { AssetSource, Host, LiveHost, Setting };
 
 /** The session model of a view's model: trait `session` is "IPY_MODEL_<id>"; a model without one is its own session. */
@@ -34,7 +35,10 @@ export async function renderLive(model: AnyModel, el: HTMLElement): Promise<() =
   const shared = live.get(model) ?? { host: liveHost(model, session), users: 0 };
   live.set(model, shared);
   shared.users++;
-  const unmount = mount(el, String(model.get("kind") ?? "run"), shared.host);
+  const key: unknown = model.get("key");
+  if (typeof key === "string" && key) openViews().set(key, { record: () => model.get("record"), text: () => textOf(model.get("record")) });
+  const kind: unknown = model.get("kind");
+  const unmount = mount(el, typeof kind === "string" ? kind : short(kind), shared.host);
   let over = false;
   return () => {
     if (over) return;
@@ -43,14 +47,15 @@ export async function renderLive(model: AnyModel, el: HTMLElement): Promise<() =
     if (--shared.users === 0) {
       shared.host.dispose();
       live.delete(model);
+      if (typeof key === "string") openViews().delete(key);
     }
   };
 }
 
-/** Draws a stored record: a run, or a group as a comparison. Returns what takes it away. */
+/** Draws a stored record in the view that it is of. Returns what takes it away. */
 export function renderSaved(record: unknown, el: HTMLElement, setting: Partial<Setting> = {}): () => void {
   const parsed = parseRecord(record);
   const named = parsed.kind === "notice" ? undefined : field(dict(record), "view");
   const view = typeof named === "string" ? { view: named } : {};
-  return mount(el, parsed.kind === "group" ? "compare" : "run", savedHost(record, { ...view, ...setting }));
+  return mount(el, kindOf(record), savedHost(record, { ...view, ...setting }));
 }

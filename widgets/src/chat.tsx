@@ -10,7 +10,7 @@ import type { Host } from "./host";
 import { TokenInspector } from "./inspector";
 import { adopt, useCopied } from "./more";
 import { register } from "./mount";
-import { Bar, Button, Chip, Frame, Grow, Note, Notice, State } from "./parts";
+import { Announce, Bar, Button, Frame, Grow, ModelChip, Note, Notice, shortModel, State } from "./parts";
 import { RunState } from "./state";
 
 type Send = (what: NonNullable<Boxes["busy"]>, name: string, args: object) => void;
@@ -74,6 +74,7 @@ function Body({ chat, host }: { chat: Chat; host: Host }) {
           </Button>
         </Note>
       )}
+      <Announce live={Boolean(chat.live)} />
       <SendBox chat={chat} host={host} boxes={boxes} act={act} send={send} />
       {lastRun && <RunFoot run={lastRun} />}
     </Frame>
@@ -89,7 +90,7 @@ function Head({ chat, host, boxes, send }: { chat: Chat; host: Host; boxes: Boxe
         {chat.name || "Chat"}
       </span>
       <Grow />
-      {chat.model && <Chip text={chat.model} />}
+      {chat.model && <ModelChip name={chat.model} />}
       {chat.live?.run ? <RunState run={chat.live.run} saved={!host.live} /> : <State tone="quiet">{said ? plural(said, "turn") : "empty"}</State>}
       {chat.live && host.live && (
         <Button icon="stop" disabled={boxes.busy !== null} onClick={() => send("stop", "stop", { run: chat.live!.runIndex })}>
@@ -120,12 +121,12 @@ interface TurnProps {
 function TurnRow(props: TurnProps) {
   const { turn, chat, host, boxes } = props;
   const editing = boxes.editing?.turn === turn.id;
-  const who = { system: "System", user: "You", assistant: chat.model || "Model" }[turn.role];
+  const who = { system: "System", user: "You", assistant: shortModel(chat.model) || "Model" }[turn.role];
   const classes = ["mlxnb-ch-turn", turn.role === "user" && "mlxnb-ch-user", turn.stale && "mlxnb-ch-old"].filter(Boolean).join(" ");
   return (
     <li class={classes}>
       <div class="mlxnb-ch-who">
-        <b title={who}>{who}</b>
+        <b title={turn.role === "assistant" ? chat.model || who : undefined}>{who}</b>
         {turn.number > 0 && `turn ${turn.number}`}
         {turn.cell && ` · ${turn.cell}`}
       </div>
@@ -156,7 +157,9 @@ function Said({ turn }: TurnProps) {
       )}
       {run && !live && (run.status === "stopped" || run.finish === "length") && (
         <div class="mlxnb-cutline">
-          {run.status === "stopped" ? `stopped after ${plural(run.tokens.length, "token")}; all of it is kept` : "cut at the limit of tokens"}
+          {run.status === "stopped"
+            ? `stopped after ${plural(run.tokens.length, "token")}; all of it is kept`
+            : `cut at the limit of ${plural(run.maxTokens ?? run.tokens.length, "token")}`}
         </div>
       )}
       {run?.error && <Note tone="err" title={run.error.message} hint={run.error.hint} />}

@@ -4,6 +4,7 @@ export interface ChunkTypes {
   highlight: typeof import("./chunks/highlight");
   chart: typeof import("./chunks/chart");
   diff: typeof import("./chunks/diff");
+  math: typeof import("./chunks/math");
   instruments: object;
 }
 export type ChunkName = keyof ChunkTypes;

@@ -15,7 +15,7 @@ import type { Host } from "./host";
 import { TokenInspector } from "./inspector";
 import { useAct, useCopied, type Act } from "./more";
 import { register } from "./mount";
-import { Bar, Button, Chip, Frame, Grow, Note, Notice, State, tabPanel, Tabs, usePrefix } from "./parts";
+import { Announce, Bar, Button, Chip, Frame, Grow, ModelChip, Note, Notice, State, tabPanel, Tabs, usePrefix } from "./parts";
 import { wantedView } from "./read";
 
 type Tab = "side" | "table" | "tokens";
@@ -61,6 +61,7 @@ function Body({ group, host }: { group: Group; host: Host }) {
         marks={marks}
         tabs={<Tabs label="View" prefix={prefix} value={tab} options={TABS} onChange={setTab} />}
       />
+      <Announce live={live} />
       {act.error && (
         <Note tone="err" title="Not done.">
           {act.error}
@@ -150,7 +151,7 @@ function Head({
     <Bar>
       {tabs}
       <Grow />
-      {models.length > 0 && <Chip text={models.length === 1 ? models[0]! : `${models.length} models`} />}
+      {models.length === 1 ? <ModelChip name={models[0]!} /> : models.length > 0 && <Chip text={`${models.length} models`} />}
       {live && !host.live ? (
         <State tone="quiet" icon="wait">
           saved before the end

@@ -99,7 +99,7 @@ export function Same({ answers }: { answers: readonly Answer[] }) {
             <span class="mlxnb-meter" aria-hidden="true">
               <span style={`width: ${(100 * vote.members.length) / total}%`} />
             </span>
-            <span class="mlxnb-cmp-vote-text" dir="auto">
+            <span class="mlxnb-cmp-vote-text" dir="auto" title={vote.text}>
               {vote.text}
             </span>
             <span class="mlxnb-2 mlxnb-nowrap">

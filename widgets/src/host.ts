@@ -112,7 +112,8 @@ function ownCopy(packed: unknown): unknown {
  */
 export function liveHost(model: AnyModel, session: AnyModel, theme: Theme = "auto"): LiveHost {
   const hub: Hub = hubOf(session);
-  const key = String(model.get("key") ?? "");
+  const named: unknown = model.get("key");
+  const key = typeof named === "string" ? named : "";
   const record = signal<unknown>(ownCopy(model.get("record")));
   const final = signal(model.get("state") === "final");
   let repairing = false;

@@ -6,6 +6,9 @@ import { batch } from "@preact/signals";
 import type { CommandMessage, DeltaItem, DeltaMessage } from "./protocol";
 
 export const ANSWER_WITHIN_MS = 15_000;
+/** A stop that is not answered by then waits for the end of a cell: the person is told what helps now. It still counts when it is read. */
+export const STOP_WITHIN_MS = 2_000;
+const UNREAD = "The kernel has not answered: it may read this only when its cell has ended. To stop now, interrupt the kernel.";
 /** The first pause before a stop is sent again; each is twice the one before. */
 export const AGAIN_MS = 200;
 /** Commands that do the same however often they arrive. */
@@ -39,6 +42,19 @@ function sendByControl(session: AnyModel, message: object): boolean {
     return false;
   }
 }
+
+/** Sends to the kernel. Front ends tell a failure in two ways: `send` throws, or it returns a promise that is rejected. */
+function post(session: AnyModel, message: object, failed: (error: unknown) => void): void {
+  try {
+    const sent: unknown = session.send(message);
+    if (sent instanceof Promise) sent.catch(failed);
+  } catch (error) {
+    failed(error);
+  }
+}
+
+/** A key, an id or a type; "" for what is none, such as an object that has no text. */
+const nameOf = (value: unknown): string => (typeof value === "string" ? value : "");
 
 const hubs = new WeakMap<object, Hub>();
 let commands = 0;
@@ -76,15 +92,22 @@ function makeHub(session: AnyModel): Hub {
     const start = performance.now();
     batch(() => {
       for (const item of Array.isArray(message.items) ? message.items : []) {
-        for (const take of views.get(String(item?.key)) ?? []) take(item);
+        for (const take of views.get(nameOf(item?.key)) ?? []) take(item);
       }
     });
-    frameTime(start, (frame_ms) => session.send({ type: "ack", seq: message.seq, frame_ms }));
+    // A kernel that is gone needs no acknowledgement.
+    if (message.ack === false) return;
+    frameTime(start, (frame_ms) => {
+      const ack = { type: "ack", seq: message.seq, frame_ms };
+      // By the way that is open during a cell: a kernel that hears nothing takes the page for one without views.
+      if (!sendByControl(session, ack)) post(session, ack, () => undefined);
+    });
   };
   const onAnswer = (message: Record<string, unknown>) => {
-    const waited = waiting.get(String(message.id));
+    const id = nameOf(message.id);
+    const waited = waiting.get(id);
     if (!waited) return;
-    waiting.delete(String(message.id));
+    waiting.delete(id);
     clearTimeout(waited.timer);
     if (message.ok === true) waited.resolve(message.result);
     else waited.reject(new Error(typeof message.error === "string" ? message.error : "The kernel refused without a reason."));
@@ -94,19 +117,16 @@ function makeHub(session: AnyModel): Hub {
     const { type } = message as { type?: unknown };
     if (type === "delta") onDelta(message as DeltaMessage);
     else if (type === "answer") onAnswer(message as Record<string, unknown>);
-    else for (const take of others.get(String(type)) ?? []) take(message as Record<string, unknown>);
+    else for (const take of others.get(nameOf(type)) ?? []) take(message as Record<string, unknown>);
   });
 
   /** Until it is answered. A message that leaves before the comm's subshell is known waits for the cell's end; a later one does not. */
   const sendAgain = (message: CommandMessage, pause: number) => {
     setTimeout(() => {
       if (!waiting.has(message.id)) return;
-      try {
-        session.send(message);
-      } catch {
-        return; // the model is closed: the deadline tells
-      }
-      sendAgain(message, 2 * pause);
+      let closed = false;
+      post(session, message, () => (closed = true)); // the deadline tells
+      if (!closed) sendAgain(message, 2 * pause);
     }, pause);
   };
 
@@ -116,22 +136,22 @@ function makeHub(session: AnyModel): Hub {
     command(key, name, args = {}) {
       const id = `${prefix}-${++commands}`;
       const message: CommandMessage = { type: "command", id, key, name, args: { ...args } };
+      const stop = REPEATABLE.has(name);
       return new Promise((resolve, reject) => {
         const timer = setTimeout(() => {
           waiting.delete(id);
-          reject(new Error("The kernel did not answer. It may be busy, restarted or gone."));
-        }, ANSWER_WITHIN_MS);
+          reject(new Error(stop ? UNREAD : "The kernel did not answer. It may be busy, restarted or gone."));
+        }, stop ? STOP_WITHIN_MS : ANSWER_WITHIN_MS);
         waiting.set(id, { resolve, reject, timer });
-        try {
-          if (!REPEATABLE.has(name)) session.send(message);
-          else {
-            if (!sendByControl(session, message)) session.send(message);
-            sendAgain(message, AGAIN_MS);
-          }
-        } catch (error) {
+        const failed = (error: unknown) => {
           clearTimeout(timer);
           waiting.delete(id);
           reject(error instanceof Error ? error : new Error(String(error)));
+        };
+        if (!stop) post(session, message, failed);
+        else {
+          if (!sendByControl(session, message)) post(session, message, failed);
+          if (waiting.has(id)) sendAgain(message, AGAIN_MS);
         }
       });
     },

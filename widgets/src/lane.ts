@@ -9,6 +9,8 @@ import { probabilityOf } from "./layout";
 import type { TokenData } from "./parse";
 import { PROVENANCE } from "./parts";
 
+const STRONG = /\p{L}/u;
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
 const HOVER_MS = 200;
 const LEAVE_MS = 160;
 
@@ -31,6 +33,9 @@ export class TokenLane {
   private fresh: HTMLElement[] = [];
   private roving = 0;
   private shown = -1;
+  /** Whether the last line with letters runs from right to left, and whether this line has none yet. */
+  private leftward = false;
+  private blank = true;
   private timer: ReturnType<typeof setTimeout> | undefined;
 
   constructor(
@@ -114,6 +119,8 @@ export class TokenLane {
     this.stretch = this.run = null;
     this.stretchLength = this.roving = 0;
     this.shown = -1;
+    this.leftward = false;
+    this.blank = true;
     this.tokens = [];
   }
 
@@ -149,11 +156,13 @@ export class TokenLane {
     const parts = pieces(token.text);
     for (const [at, piece] of parts.entries()) {
       if (!piece.sign) {
+        this.turn(piece.text);
         if (piece.text !== "\n" || at < parts.length - 1) span.append(piece.text);
         continue;
       }
       const sign = document.createElement("span");
-      sign.className = "mlxnb-nl";
+      // An empty line has no direction of its own: it stays on the side of the one above.
+      sign.className = this.blank && this.leftward ? "mlxnb-nl mlxnb-leftward" : "mlxnb-nl";
       sign.textContent = piece.text;
       span.append(sign);
     }
@@ -162,6 +171,15 @@ export class TokenLane {
     this.spans.push(span);
     this.stretchLength++;
     return span;
+  }
+
+  private turn(text: string): void {
+    const letter = this.blank ? STRONG.exec(text)?.[0] : undefined;
+    if (letter) {
+      this.leftward = RIGHT_TO_LEFT.test(letter);
+      this.blank = false;
+    }
+    if (text.endsWith("\n")) this.blank = true;
   }
 
   private paint(span: HTMLElement, index: number): void {

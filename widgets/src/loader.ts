@@ -14,6 +14,8 @@ type Bundle = Pick<typeof import("./bundle"), "version" | "renderLive" | "setAss
 const SLOT = Symbol.for("mlxnb.bundle");
 const EXTENSION = "mlxnb";
 const WITHIN_MS = 20_000;
+/** The first pause before a file is asked for again; each is three times the one before. */
+const AGAIN_MS = 300;
 
 const page = globalThis as { [SLOT]?: { version: string; hash: string; ready: Promise<Bundle>; bundle?: Bundle } };
 
@@ -39,8 +41,12 @@ async function sessionOf(model: AnyModel): Promise<AnyModel> {
 function ask(session: AnyModel, name: string): Promise<string> {
   const id = `asset-${Math.random().toString(36).slice(2)}`;
   return new Promise((resolve, reject) => {
+    let over = false;
+    let again: ReturnType<typeof setTimeout> | undefined;
     const end = (settle: () => void) => {
+      over = true;
       clearTimeout(timer);
+      clearTimeout(again);
       session.off("msg:custom", take);
       settle();
     };
@@ -50,8 +56,20 @@ function ask(session: AnyModel, name: string): Promise<string> {
       end(() => (message.ok === true && typeof text === "string" ? resolve(text) : reject(new Error(String(message.error ?? "no text")))));
     };
     const timer = setTimeout(() => end(() => reject(new Error("the kernel did not answer"))), WITHIN_MS);
+    const fail = (error: unknown) => end(() => reject(error instanceof Error ? error : new Error(String(error))));
     session.on("msg:custom", take);
-    session.send({ type: "command", id, key: "", name: "asset", args: { name } });
+    // Again until it is answered: what leaves before the comm's subshell is known waits for the end of the cell.
+    const send = (pause: number) => {
+      if (over) return;
+      again = setTimeout(() => send(3 * pause), pause);
+      try {
+        const sent: unknown = session.send({ type: "command", id, key: "", name: "asset", args: { name } });
+        if (sent instanceof Promise) sent.catch(fail);
+      } catch (error) {
+        fail(error);
+      }
+    };
+    send(AGAIN_MS);
   });
 }
 

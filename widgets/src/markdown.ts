@@ -1,13 +1,14 @@
 /** Markdown of a model as elements: created from the fixed list in sanitize.ts, filled by textContent, never by markup.
  *
- * The dialect is that of mlxnb/sanitize.py: CommonMark with tables and strikethrough, raw HTML off, line breaks kept,
- * formulas left as they are, images as their alternative text. `MarkdownView` draws a growing text: blocks that can no
- * longer change stay as they are, and the rest is patched, so that a selection survives and nothing read moves.
+ * The dialect is that of mlxnb/sanitize.py: CommonMark with tables and strikethrough, raw HTML off, line breaks kept, formulas
+ * (math.ts), images as their alternative text. `MarkdownView` draws a growing text: blocks that can no longer change stay as
+ * they are, and the rest is patched, so that a selection survives and nothing read moves.
  */
 
 import MarkdownIt, { type Token } from "markdown-it";
 
 import { chunk } from "./chunks";
+import { formulas, MAX_FORMULAS, showFormula, type Growing } from "./math";
 import { safeAttribute, sanitize, secureLink, TAGS } from "./sanitize";
 
 /** A longer answer is shown as it is: rendering it would hold the page. */
@@ -34,19 +35,7 @@ export function visibleText(text: string): string {
 
 // -- the parser -----------------------------------------------------------------------------------------------------------
 
-const MATH = /\$\$(?:[^$\\]|\\[^])+?\$\$|\\\[[^]+?\\\]|\\\([^]+?\\\)|\$(?=[^\s$])(?:[^$\\\n]|\\.){0,400}?(?<=[^\s\\])\$(?![0-9$])/y;
-
-const md = new MarkdownIt("commonmark", { html: false, breaks: true }).enable(["table", "strikethrough"]);
-md.inline.ruler.before("escape", "math", (state, silent) => {
-  const first = state.src[state.pos];
-  if (first !== "$" && first !== "\\") return false;
-  MATH.lastIndex = state.pos;
-  const found = MATH.exec(state.src.slice(0, Math.min(state.posMax, state.pos + 4000)))?.[0];
-  if (!found || found.includes("`")) return false;
-  if (!silent) state.push("math", "", 0).content = found;
-  state.pos += found.length;
-  return true;
-});
+const md = new MarkdownIt("commonmark", { html: false, breaks: true }).enable(["table", "strikethrough"]).use(formulas);
 
 /** markdown-it drops what is nested deeper than its limit. No text of a model may vanish, so just before that it becomes plain. */
 const DEEP = 90;
@@ -122,6 +111,9 @@ function openTag(token: Token): HTMLElement {
   return el;
 }
 
+/** How many more formulas of the text at hand are drawn. */
+let formulasLeft = MAX_FORMULAS;
+
 function leaf(token: Token, closed: boolean): Node {
   switch (token.type) {
     case "code_inline": {
@@ -139,11 +131,18 @@ function leaf(token: Token, closed: boolean): Node {
       span.textContent = altText(token.children) || "image";
       return span;
     }
-    case "math": {
-      const span = element("span");
-      span.className = "mlxnb-math";
-      span.textContent = token.content;
-      return span;
+    case "math":
+    case "math_block": {
+      const el = element(token.block ? "p" : "span");
+      if (formulasLeft-- > 0) showFormula(el, token.content);
+      else el.textContent = token.content;
+      return el;
+    }
+    case "math_block_open": {
+      const p = element("p");
+      p.className = "mlxnb-math-open";
+      p.appendChild(element("span")).textContent = token.content;
+      return p;
     }
     case "fence":
     case "code_block":
@@ -234,6 +233,7 @@ export function renderMarkdown(text: string): DocumentFragment {
   if (seen.length > MAX_MARKDOWN) return plain(seen);
   try {
     const fragment = document.createDocumentFragment();
+    formulasLeft = MAX_FORMULAS;
     fill(fragment, md.parse(seen, {}), true);
     return fragment;
   } catch {
@@ -260,7 +260,7 @@ export class MarkdownView {
   private text = "";
   private settledChars = 0;
   private settledNodes = 0;
-  private env = {};
+  private env: Growing = {};
 
   constructor(private readonly el: HTMLElement) {}
 
@@ -286,6 +286,9 @@ export class MarkdownView {
   private grow(seen: string): void {
     const tail = seen.slice(this.settledChars);
     let all: Block[];
+    // After a blank line no formula goes on.
+    this.env.tail = /\n[ \t]*\n[ \t]*$/.test(tail) ? undefined : tail.trimEnd();
+    formulasLeft = MAX_FORMULAS;
     try {
       all = blocks(md.parse(tail, this.env));
     } catch {

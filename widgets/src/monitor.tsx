@@ -1,18 +1,18 @@
 /** The engine at work: who runs in which slot, how full the batch is, how fast it goes, where the memory is. */
 
-import { useLayoutEffect, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 import { effect } from "@preact/signals";
 
 import { bytes, duration, plural } from "./format";
 import type { Host } from "./host";
 import { Instrument } from "./instrument";
 import { register } from "./mount";
-import { advance, columnsOf, EMPTY, lanesOf, memoryOf, parseStatus, type History, type Snapshot } from "./monitor_data";
+import { advance, columnsOf, EMPTY, lanesOf, memoryOf, parseStatus, withPast, type History, type Snapshot } from "./monitor_data";
 import { Lanes } from "./monitor_lanes";
 import { Plot } from "./monitor_plot";
 import { Figures, Memory, round, Rows } from "./monitor_rows";
 import { Mark, useAct } from "./more";
-import { Bar, Button, Chip, Grow, Icon, Note, Seg, State, usePrefix } from "./parts";
+import { Bar, Button, Chip, Grow, Icon, ModelChip, Note, Seg, State, usePrefix } from "./parts";
 
 const WINDOWS = [
   ["60", "1 min"],
@@ -36,6 +36,14 @@ export function MonitorView({ host }: { host: Host }) {
       }),
     [host],
   );
+  // What was before this view was there, as after a reload of the page: the kernel keeps it.
+  useEffect(() => {
+    if (!host.live) return;
+    host.command("history").then(
+      (past) => setHistory((now) => withPast(now, past)),
+      () => undefined,
+    );
+  }, [host]);
   const shown = held ?? history;
   const now = shown.last;
   if (!now) {
@@ -64,7 +72,7 @@ export function MonitorView({ host }: { host: Host }) {
         <span class="mlxnb-sep" />
         <EngineState now={now} history={shown} live={host.live} />
         <Grow />
-        {now.models.length > 0 && <Chip text={now.models.length === 1 ? now.models[0]! : plural(now.models.length, "model")} />}
+        {now.models.length === 1 ? <ModelChip name={now.models[0]!} /> : now.models.length > 0 && <Chip text={plural(now.models.length, "model")} />}
         {drawn && <Seg label="Time shown" value={window} options={WINDOWS} onChange={setWindow} />}
         {drawn && host.live && (
           <button type="button" class="mlxnb-btn" aria-pressed={held !== null} onClick={() => setHeld(held ? null : history)}>

@@ -1,6 +1,9 @@
 /** The engine over time, folded from status snapshots at 1 Hz. Pure: no DOM, no clock of its own. */
 
 import { parseStatus, type How, type Slot, type Snapshot } from "./monitor_status";
+import { field, list, num, str } from "./parse";
+import { maybe } from "./read";
+import { HISTORY_SCHEMA } from "./protocol";
 
 export { parseStatus, type Snapshot };
 
@@ -87,6 +90,30 @@ export function advance(history: History, now: Snapshot): History {
     rates: ratesOf(last, now),
     idleSince: now.rows || now.queue || now.steps > last.steps ? null : (history.idleSince ?? now.t),
   };
+}
+
+/** What the kernel kept from before this view was there, as mlxnb/history.py writes it, with the newest status on top. */
+export function withPast(history: History, raw: unknown): History {
+  const past = maybe(raw);
+  if (past?.schema !== HISTORY_SCHEMA) return history;
+  const labels = maybe(past.labels) ?? {};
+  const named = (id: unknown) => ({ id, label: field(labels, str(id, 200)) });
+  const status = (moment: unknown): unknown => ({
+    state: "ready",
+    t: maybe(moment)?.t,
+    ended: list(maybe(moment)?.ended, 256).map((row) => (Array.isArray(row) ? { id: row[0], how: row[1] } : null)),
+    models: list(maybe(moment)?.models, 32).map((model) => ({
+      ...maybe(model),
+      slots: Array.isArray(maybe(model)?.slots) ? list(maybe(model)?.slots, 256).map((row) => (Array.isArray(row) ? { slot: row[0], ...named(row[1]), phase: row[2] === 1 ? "prefill" : "running" } : null)) : null,
+      waiting: list(maybe(model)?.waiting, 256).map(named),
+    })),
+  });
+  let folded = EMPTY;
+  for (const moment of list(past.moments, KEPT_S)) {
+    const snapshot = num(maybe(moment)?.t) === null ? null : parseStatus(status(moment), 0);
+    if (snapshot && (history.last === null || snapshot.t < history.last.t)) folded = advance(folded, snapshot);
+  }
+  return folded.last && history.last ? advance(folded, history.last) : folded.last ? folded : history;
 }
 
 function start(now: Snapshot): History {

@@ -29,23 +29,23 @@ export function Lanes({ history, lanes, now, window }: { history: History; lanes
     <>
       <ul class="mlxnb-mon-legend">
         <li>
-          <i class="mlxnb-mon-k-read mlxnb-o-prompt" />
+          <i class="mlxnb-mon-k-read mlxnb-o-prompt" aria-hidden="true" />
           reading the prompt
         </li>
         <li>
-          <i class="mlxnb-mon-k-run" />
+          <i class="mlxnb-mon-k-run" aria-hidden="true" />
           running
         </li>
         <li>
-          <i class="mlxnb-mon-k-end" />
+          <i class="mlxnb-mon-k-end" aria-hidden="true" />
           ended: <Icon name="check" /> done, <Icon name="stop" /> stopped
         </li>
         <li>
-          <i class="mlxnb-mon-k-wait" />
+          <i class="mlxnb-mon-k-wait" aria-hidden="true" />
           waiting
         </li>
         <li>
-          <i class="mlxnb-mon-k-move" />
+          <i class="mlxnb-mon-k-move" aria-hidden="true" />
           <Mark name="up" /> the last row moves into a freed slot
         </li>
       </ul>

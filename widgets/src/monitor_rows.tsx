@@ -70,18 +70,18 @@ export function Rows({ history, now, act, live }: { history: History; now: Snaps
         <table class="mlxnb-table mlxnb-nowrap">
           <thead>
             <tr>
-              <th class="mlxnb-num">slot</th>
-              <th>cell</th>
-              <th>state</th>
-              <th class="mlxnb-num">tokens</th>
-              <th class="mlxnb-num">tok/s</th>
-              <th class="mlxnb-num">K/V</th>
-              <th>
+              <th scope="col" class="mlxnb-num">slot</th>
+              <th scope="col">cell</th>
+              <th scope="col">state</th>
+              <th scope="col" class="mlxnb-num">tokens</th>
+              <th scope="col" class="mlxnb-num">tok/s</th>
+              <th scope="col" class="mlxnb-num">K/V</th>
+              <th scope="col">
                 <span class="mlxnb-sr">share</span>
               </th>
-              <th>codec</th>
-              <th>prompt</th>
-              <th>
+              <th scope="col">codec</th>
+              <th scope="col">prompt</th>
+              <th scope="col">
                 <span class="mlxnb-sr">stop</span>
               </th>
             </tr>
@@ -179,7 +179,7 @@ export function Memory({ now }: { now: Snapshot }) {
         <ul class="mlxnb-mon-key">
           {memory.parts.map((part) => (
             <li key={part.kind}>
-              <i class={`mlxnb-f-${part.kind}`} />
+              <i class={`mlxnb-f-${part.kind}`} aria-hidden="true" />
               {part.name} <b>{bytes(part.bytes)}</b>
             </li>
           ))}

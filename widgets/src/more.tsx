@@ -3,6 +3,7 @@
 import { useCallback, useRef, useState } from "preact/hooks";
 
 import type { Host } from "./host";
+import { visibleText } from "./markdown";
 import { field, num } from "./parse";
 import { maybe } from "./read";
 
@@ -55,7 +56,7 @@ export function TokenText({ text }: { text: string }) {
 
 /** The same as words, for labels. */
 export const spoken = (text: string): string =>
-  text.trim() ? text.trim() : text.includes("\n") ? "newline" : text.includes("\t") ? "tab" : text ? "space" : "empty token";
+  text.trim() ? visibleText(text.trim()) : text.includes("\n") ? "newline" : text.includes("\t") ? "tab" : text ? "space" : "empty token";
 
 export interface Act {
   /** The command on its way; null if none. */

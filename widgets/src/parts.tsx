@@ -157,6 +157,30 @@ export function Chip({ text }: { text: string }) {
   );
 }
 
+/** A model without its organisation or folder, which the whole name has. */
+export const shortModel = (name: string): string => name.replace(/[/\\]+$/, "").split(/[/\\]/).at(-1) || name;
+
+export function ModelChip({ name }: { name: string }) {
+  return (
+    <span class="mlxnb-chip" title={name} dir="auto">
+      {shortModel(name)}
+    </span>
+  );
+}
+
+/** What a screen reader says and nobody sees: not every token, but the end that a person waits for, and what they did. */
+export function Announce({ live, said = "" }: { live: boolean; said?: string }) {
+  const seen = useRef(live);
+  seen.current ||= live;
+  // An output that was over when it came has nothing to say.
+  const ended = seen.current && !live;
+  return (
+    <span class="mlxnb-sr" role="status">
+      {live ? "" : said || (ended ? "The answer has ended." : "")}
+    </span>
+  );
+}
+
 /** A line that says what went wrong or why something is absent. */
 export function Note({ tone, icon = "warn", title, children, hint }: { tone?: "warn" | "err"; icon?: IconName; title?: string; children?: ComponentChildren; hint?: string }) {
   return (

@@ -10,7 +10,7 @@ import { Instrument } from "./instrument";
 import { register } from "./mount";
 import { TokenInspector } from "./inspector";
 import { Switch, useAct, useCopied, type Act } from "./more";
-import { Bar, Button, Chip, Grow, Note, Notice, Progress, State, tabPanel, Tabs, usePrefix } from "./parts";
+import { Announce, Bar, Button, Grow, ModelChip, Note, Notice, Progress, State, tabPanel, Tabs, usePrefix } from "./parts";
 import {
   changedNames,
   costOf,
@@ -89,7 +89,7 @@ function Body({ data, host }: { data: Playground; host: Host }) {
           onChange={setTab}
         />
         <Grow />
-        {data.model && <Chip text={data.model} />}
+        {data.model && <ModelChip name={data.model} />}
         {run ? <RunState run={run} saved={!host.live} /> : <State tone="quiet">{host.live ? "ready" : "saved"}</State>}
         {run?.live && host.live && (
           <Button icon="stop" onClick={() => void act.send("stop", { run: 0 })}>
@@ -101,6 +101,7 @@ function Body({ data, host }: { data: Playground; host: Host }) {
         </Button>
         {progress !== null && <Progress fraction={progress} label="Progress" />}
       </Bar>
+      <Announce live={run?.live ?? false} />
       <div class="mlxnb-pg">
         <div class="mlxnb-pg-main">
           <textarea
@@ -117,7 +118,11 @@ function Body({ data, host }: { data: Playground; host: Host }) {
               if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) go();
             }}
           />
-          <CostLine data={data} now={now} changed={changed} act={act} auto={auto} />
+          {host.live ? (
+            <CostLine data={data} now={now} changed={changed} act={act} auto={auto} />
+          ) : (
+            <p class="mlxnb-pg-cost">This playground is saved: run its cell again to change it.</p>
+          )}
           <div {...tabPanel(prefix, tab)} class="mlxnb-pg-run">
             {!run ? (
               <div class="mlxnb-answer mlxnb-empty">
@@ -154,7 +159,7 @@ function CostLine({ data, now, changed, act, auto }: { data: Playground; now: As
   if (!now.prompt.trim()) return <p class="mlxnb-pg-cost">Nothing runs before there is a prompt.</p>;
   const lead = act.busy === "playground.run" ? "Starting…" : changed.length === 0 ? "Up to date." : auto ? "Next:" : "Changed; Run to see it:";
   return (
-    <p class="mlxnb-pg-cost" role="status">
+    <p class="mlxnb-pg-cost">
       <b>{lead}</b>{" "}
       {changed.length > 0
         ? `${reading}, then at most ${plural(cost.maxTokens, "forward")}${time}. ${cost.reason}`
@@ -171,7 +176,7 @@ function Knobs(props: { settings: Settings; live: boolean; auto: boolean; setAut
   const options = `--temp ${settings.temp} --top-p ${settings.top_p} --min-p ${settings.min_p} --top-k ${settings.top_k} --repetition-penalty ${settings.repetition_penalty} --max-tokens ${settings.max_tokens} --seed ${settings.seed}`;
   return (
     <div class="mlxnb-pg-knobs" role="group" aria-label="Sampling, in the order of the engine">
-      <p class="mlxnb-pg-order">in the order of the engine</p>
+      <p class="mlxnb-pg-order">Rules, in the order of the engine</p>
       {KNOBS.map((knob) => (
         <Slider
           key={knob.name}

@@ -5,6 +5,8 @@ export const GROUP_SCHEMA = "mlxnb.group/1";
 export const CHAT_SCHEMA = "mlxnb.chat/1";
 export const PLAYGROUND_SCHEMA = "mlxnb.playground/1";
 export const STEPPER_SCHEMA = "mlxnb.stepper/1";
+export const MONITOR_SCHEMA = "mlxnb.monitor/1";
+export const HISTORY_SCHEMA = "mlxnb.history/1";
 export const RUN_MIME = "application/vnd.mlxnb.run.v1+json";
 export const STATUS_TARGET = "mlxnb.status";
 export const SESSION_TARGET = "mlxnb.session";
@@ -153,10 +155,12 @@ export interface DeltaItem {
   status?: Record<string, unknown>;
 }
 
+/** ack: false if this message is not to be acknowledged. */
 export interface DeltaMessage {
   type: "delta";
   seq: number;
   items: DeltaItem[];
+  ack?: boolean;
 }
 
 /** The engine at one moment, on the status comm. */
@@ -276,6 +280,7 @@ export interface Commands {
   "stop_all": Empty;
   "unload": UnloadArgs;
   "status": Empty;
+  "history": Empty;
   "outputs": Empty;
   "sources": Empty;
   "complete": CompleteArgs;

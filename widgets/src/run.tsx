@@ -7,7 +7,7 @@ import { RunFoot } from "./foot";
 import { register, viewOf } from "./mount";
 import type { Host } from "./host";
 import { parseRecord, type RunData } from "./parse";
-import { Bar, Button, Chip, Frame, Grow, Note, Notice, Progress, tabPanel, Tabs, usePrefix } from "./parts";
+import { Announce, Bar, Button, Frame, Grow, ModelChip, Note, Notice, Progress, tabPanel, Tabs, usePrefix } from "./parts";
 import { RawText } from "./raw";
 import { wantedView } from "./read";
 import { progressOf, RunState } from "./state";
@@ -76,7 +76,7 @@ export function OneRun({ run, host, raw, index = 0 }: { run: RunData; host: Host
       <Bar>
         <Tabs label="View" prefix={prefix} value={tab.value} options={TABS} onChange={(next) => (tab.value = next)} />
         <Grow />
-        {run.model && <Chip text={run.model} />}
+        {run.model && <ModelChip name={run.model} />}
         <RunState run={run} saved={!host.live} stopping={stopping.value || run.stopping} />
         {run.live && host.live && (
           <Button icon="stop" onClick={stop} disabled={stopping.value}>
@@ -94,9 +94,7 @@ export function OneRun({ run, host, raw, index = 0 }: { run: RunData; host: Host
         )}
         {progress !== null && <Progress fraction={progress} label="Progress" />}
       </Bar>
-      <span class="mlxnb-sr" role="status">
-        {run.live ? "" : said.value}
-      </span>
+      <Announce live={run.live} said={said.value} />
       {fault.value && (
         <Note tone="err" title="Not done.">
           {fault.value}
@@ -133,11 +131,7 @@ function Ending({ run }: { run: RunData }) {
     return <div class="mlxnb-cutline">cut at the limit{run.maxTokens === null ? "" : ` of ${run.maxTokens.toLocaleString("en")} tokens`}; raise it with --max-tokens</div>;
   }
   if (!run.error) return null;
-  return (
-    <Note tone="err" title={run.error.kind || "Failed."} hint={run.error.hint}>
-      {run.error.message}
-    </Note>
-  );
+  return <Note tone="err" title={run.error.message || "Failed."} hint={run.error.hint} />;
 }
 
 register("run", RunView);

@@ -1,8 +1,9 @@
-/** The only HTML sink of the views: hostile markup in, an inert fragment out. Everything else on a page is textContent.
+/** The only sink of markup of the views: hostile markup in, an inert fragment out. Everything else on a page is textContent.
  *
- * The lists are those of mlxnb/sanitize.py, with `span[class=hljs-*]` for the output of the highlighter. Covered: scripts,
- * handlers, anything that fetches, style, ids and `data-*`, SVG, MathML, forms, URL schemes but http, https and mailto.
- * Not covered: where an allowed link leads once clicked.
+ * `sanitize` takes HTML. Its lists are those of mlxnb/sanitize.py, with `span[class=hljs-*]` for the output of the highlighter.
+ * Covered: scripts, handlers, anything that fetches, style, ids and `data-*`, SVG, MathML, forms, URL schemes but http, https and
+ * mailto. Not covered: where an allowed link leads once clicked. `sanitizeMath` takes a formula that was typeset: MathML that only
+ * lays characters out, within bounds, and no HTML at all.
  */
 
 import DOMPurify, { type Config } from "dompurify";
@@ -34,6 +35,37 @@ export function safeAttribute(tag: string, name: string, value: string): string 
   return null;
 }
 
+// -- formulas -------------------------------------------------------------------------------------------------------------
+
+/** Presentation alone. Left out on purpose: maction, annotation, semantics, mglyph, and all that links, loads or embeds. */
+export const MATH_TAGS: readonly string[] = [
+  ...["math", "mrow", "mi", "mn", "mo", "ms", "mtext", "mspace", "mfrac", "msqrt", "mroot", "mstyle", "mpadded", "mphantom", "menclose"],
+  ...["msub", "msup", "msubsup", "munder", "mover", "munderover", "mmultiscripts", "mprescripts", "mtable", "mtr", "mtd"],
+];
+/** Looks that our style sheet gives a formula; any other class goes. */
+const MATH_CLASS = /^tml-(?:left|right|jot|small|prime|(?:sml|med|lrg)-pad|overline|underline|cancel|xcancel|box|b[tblr])$|^(?:upstrike|downstrike|sout)$|^math(?:cal|scr)$/;
+const FLAG = /^(?:true|false)$/;
+/** Up to two digits before the point: a length of a formula cannot reach over the page around it. */
+const LENGTH = /^[+-]?\d{0,2}(?:\.\d{1,6})?(?:em|ex|pt|px|mu|%)?$/;
+const MATH_ATTRIBUTES: Readonly<Record<string, RegExp>> = {
+  display: /^(?:block|inline)$/,
+  mathvariant: /^[a-z-]{1,24}$/,
+  form: /^(?:prefix|infix|postfix)$/,
+  scriptlevel: /^[+-]?[0-3]$/,
+  rowspan: /^\d{1,2}$/,
+  columnspan: /^\d{1,2}$/,
+  ...Object.fromEntries(["stretchy", "fence", "separator", "symmetric", "movablelimits", "largeop", "accent", "accentunder", "displaystyle"].map((name) => [name, FLAG])),
+  ...Object.fromEntries(["lspace", "rspace", "width", "height", "depth", "voffset", "minsize", "maxsize", "mathsize", "linethickness"].map((name) => [name, LENGTH])),
+};
+
+/** The same for an attribute of a formula's element. */
+export function safeMathAttribute(name: string, value: string): string | null {
+  if (name === "class") return value.split(/\s+/).filter((one) => MATH_CLASS.test(one)).join(" ") || null;
+  return Object.hasOwn(MATH_ATTRIBUTES, name) && MATH_ATTRIBUTES[name]!.test(value) ? value : null;
+}
+
+// -- the sink -------------------------------------------------------------------------------------------------------------
+
 const CONFIG = {
   ALLOWED_TAGS: [...TAGS],
   ALLOWED_ATTR: ["href", "title", "start", "class", "align", "rel", "target"],
@@ -47,26 +79,33 @@ const CONFIG = {
   RETURN_DOM_FRAGMENT: true,
 } satisfies Config;
 
-let purifier: ReturnType<typeof DOMPurify> | null = null;
+const MATH_CONFIG = {
+  ...CONFIG,
+  ALLOWED_TAGS: [...MATH_TAGS],
+  ALLOWED_ATTR: ["class", ...Object.keys(MATH_ATTRIBUTES)],
+  ADD_URI_SAFE_ATTR: ["class", ...Object.keys(MATH_ATTRIBUTES)],
+  FORBID_CONTENTS: [...CONFIG.FORBID_CONTENTS, "annotation", "annotation-xml", "svg"],
+} satisfies Config;
 
-function purify(): ReturnType<typeof DOMPurify> {
-  if (purifier) return purifier;
-  // An instance of our own: hooks of other users of the library in the same page stay out, and ours stay in.
-  purifier = DOMPurify(window);
-  purifier.addHook("uponSanitizeAttribute", (node, data) => {
-    if (data.attrName === "rel" || data.attrName === "target") {
-      data.keepAttr = false; // set by us alone, below
-      return;
-    }
-    const value = safeAttribute(node.nodeName.toLowerCase(), data.attrName, data.attrValue);
+type Purifier = ReturnType<typeof DOMPurify>;
+
+/** An instance of our own: hooks of other users of the library in the same page stay out, and ours stay in. */
+function purifierWith(safe: (tag: string, name: string, value: string) => string | null): Purifier {
+  const made = DOMPurify(window);
+  made.addHook("uponSanitizeAttribute", (node, data) => {
+    // rel and target are set by us alone, below.
+    const value = data.attrName === "rel" || data.attrName === "target" ? null : safe(node.nodeName.toLowerCase(), data.attrName, data.attrValue);
     if (value === null) data.keepAttr = false;
     else data.attrValue = value;
   });
-  purifier.addHook("afterSanitizeAttributes", (node) => {
+  made.addHook("afterSanitizeAttributes", (node) => {
     if (node.nodeName.toLowerCase() === "a") secureLink(node);
   });
-  return purifier;
+  return made;
 }
+
+let forHtml: Purifier | null = null;
+let forMath: Purifier | null = null;
 
 /** A link opens beside the notebook, tells nobody where it came from and gets no handle on the page. */
 export function secureLink(a: Element): void {
@@ -76,6 +115,17 @@ export function secureLink(a: Element): void {
 
 /** Markup of any origin as an inert fragment. Nothing raises; nothing is parsed twice. */
 export function sanitize(markup: string): DocumentFragment {
+  forHtml ??= purifierWith(safeAttribute);
+  return clean(forHtml, markup, CONFIG);
+}
+
+/** The same for what a typesetter made of a formula. */
+export function sanitizeMath(markup: string): DocumentFragment {
+  forMath ??= purifierWith((_, name, value) => safeMathAttribute(name, value));
+  return clean(forMath, markup, MATH_CONFIG);
+}
+
+function clean(purifier: Purifier, markup: string, config: Config): DocumentFragment {
   // Null where the markup leaves no body at all.
-  return (purify().sanitize(markup, CONFIG) as unknown as DocumentFragment | null) ?? document.createDocumentFragment();
+  return (purifier.sanitize(markup, config) as unknown as DocumentFragment | null) ?? document.createDocumentFragment();
 }

@@ -8,7 +8,7 @@ import { Instrument } from "./instrument";
 import { register } from "./mount";
 import { Mark, spoken, Switch, useAct, type Act } from "./more";
 import { num, type Dict } from "./parse";
-import { Bar, Button, Chip, Glyph, Grow, Note, Notice, OWN_KEYS, Seg, State } from "./parts";
+import { Bar, Button, Glyph, Grow, ModelChip, Note, Notice, OWN_KEYS, Seg, State } from "./parts";
 import { DrawTable } from "./stepper_draw";
 import { atWork, isOn, parseStepper, STAGE_TITLES, STAGES, SWITCHES, toggled, type Past, type StageName, type Stepper } from "./stepper_data";
 import { Steps, TextSoFar } from "./stepper_past";
@@ -77,7 +77,7 @@ function Head({ stepper, act, can, undo, made }: { stepper: Stepper; act: Act; c
       <span class="mlxnb-sep" />
       <StateOf stepper={stepper} busy={act.busy !== null} />
       <Grow />
-      {stepper.model && <Chip text={stepper.model} />}
+      {stepper.model && <ModelChip name={stepper.model} />}
       <Button icon="undo" onClick={undo} disabled={!can || made === 0}>
         Undo <kbd class="mlxnb-kbd">⌫</kbd>
       </Button>

@@ -59,19 +59,19 @@ export function DrawTable({ step, temp, seed }: { step: Step; temp: number; seed
         <table class="mlxnb-draw-table">
           <thead>
             <tr>
-              <th>token</th>
-              <th class="mlxnb-num">chance</th>
-              <th class="mlxnb-num">log p ÷ T</th>
-              <th class="mlxnb-num">noise</th>
-              <th class="mlxnb-num">sum</th>
-              <th>
+              <th scope="col">token</th>
+              <th scope="col" class="mlxnb-num">chance</th>
+              <th scope="col" class="mlxnb-num">log p ÷ T</th>
+              <th scope="col" class="mlxnb-num">noise</th>
+              <th scope="col" class="mlxnb-num">sum</th>
+              <th scope="col">
                 <span class="mlxnb-draw-key">
-                  <i />
-                  score <u />
+                  <i aria-hidden="true" />
+                  score <u aria-hidden="true" />
                   noise, hollow if negative
                 </span>
               </th>
-              <th />
+              <th scope="col" aria-label="Result" />
             </tr>
           </thead>
           <tbody>
@@ -90,7 +90,7 @@ export function DrawTable({ step, temp, seed }: { step: Step; temp: number; seed
                     <b>{minus(draw.sum)}</b>
                   </td>
                   <td>
-                    <span class="mlxnb-draw-bar">
+                    <span class="mlxnb-draw-bar" aria-hidden="true">
                       <i style={`width: ${Math.min(a, b)}%`} />
                       <u class={draw.noise < 0 ? "mlxnb-draw-minus" : ""} style={`left: ${Math.min(a, b)}%; width: ${Math.abs(b - a)}%`} />
                     </span>

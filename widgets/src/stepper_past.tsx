@@ -49,13 +49,13 @@ export function Steps({ past, act, can }: { past: readonly Past[]; act: Act; can
       <table class="mlxnb-table">
         <thead>
           <tr>
-            <th class="mlxnb-num">#</th>
-            <th>token</th>
-            <th>how</th>
-            <th class="mlxnb-num">chance</th>
-            <th class="mlxnb-num">rank</th>
-            <th>note</th>
-            <th>
+            <th scope="col" class="mlxnb-num">#</th>
+            <th scope="col">token</th>
+            <th scope="col">how</th>
+            <th scope="col" class="mlxnb-num">chance</th>
+            <th scope="col" class="mlxnb-num">rank</th>
+            <th scope="col">note</th>
+            <th scope="col">
               <span class="mlxnb-sr">go back</span>
             </th>
           </tr>

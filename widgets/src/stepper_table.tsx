@@ -213,7 +213,7 @@ function Figure(props: {
             <Icon name="mask" /> out
           </small>
         </span>
-        <span class="mlxnb-stp-bar">
+        <span class="mlxnb-stp-bar" aria-hidden="true">
           <i style={`width: ${width}%`} />
         </span>
       </td>
@@ -240,7 +240,7 @@ function Figure(props: {
           )
         )}
       </span>
-      <span class="mlxnb-stp-bar">
+      <span class="mlxnb-stp-bar" aria-hidden="true">
         <i style={`width: ${width}%`} />
         {cell.before !== null && Math.abs(delta) > 0.004 && <u style={`left: ${(100 * cell.before) / top}%`} />}
       </span>

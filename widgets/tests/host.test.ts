@@ -95,6 +95,31 @@ describe("the live host", () => {
     expect(acks).toEqual([{ type: "ack", seq: 1, frame_ms: expect.any(Number) }]);
   });
 
+  it("acknowledges by the page's own way to the kernel where there is one, which is open during a cell", async () => {
+    const slot = Symbol.for("mlxnb.control");
+    const page = globalThis as { [key: symbol]: unknown };
+    const took: unknown[] = [];
+    page[slot] = (...words: unknown[]) => took.push(words) > 0;
+    try {
+      const { session, delta } = live();
+      Object.assign(session, { model_id: "session-id" });
+      delta(item());
+      await soon(80);
+      expect(took).toEqual([["session-id", { method: "custom", content: { type: "ack", seq: 1, frame_ms: expect.any(Number) } }]]);
+      expect(session.sent).toEqual([]);
+    } finally {
+      delete page[slot];
+    }
+  });
+
+  it("does not acknowledge a message that asks for none", async () => {
+    const { session, host } = live();
+    session.emit("msg:custom", { type: "delta", seq: 7, items: [item()], ack: false }, []);
+    await soon(80);
+    expect(textOf(host.record.value)).toBe("a");
+    expect(session.sent).toEqual([]);
+  });
+
   it("repairs a gap by the snapshot, asked for once", async () => {
     const { session, host, delta } = live();
     session.answerWith(() => ({ ok: true, result: { record: record({ text: "abcd", tokens: ["a", "b", "c", "d"].map((text) => token(text)) }) } }));
@@ -142,8 +167,16 @@ describe("the live host", () => {
   it("says so when the kernel does not answer", async () => {
     vi.useFakeTimers();
     const { host } = live();
-    const refused = expect(host.command("stop")).rejects.toThrow("The kernel did not answer");
+    const refused = expect(host.command("regenerate")).rejects.toThrow("The kernel did not answer");
     await vi.advanceTimersByTimeAsync(16_000);
+    await refused;
+  });
+
+  it("says soon what helps when a stop is not answered, as by a kernel that reads messages between cells only", async () => {
+    vi.useFakeTimers();
+    const { host } = live();
+    const refused = expect(host.command("stop")).rejects.toThrow("interrupt the kernel");
+    await vi.advanceTimersByTimeAsync(2_100);
     await refused;
   });
 

@@ -60,6 +60,26 @@ describe("the loader", () => {
     expect(session.listening()).toBe(0);
   });
 
+  it("asks again until it is answered: what leaves before a comm's subshell is known is read after the cell only", async () => {
+    vi.useFakeTimers();
+    try {
+      const session = new FakeModel();
+      const drawn = draw(widgetOf(session));
+      await vi.advanceTimersByTimeAsync(250);
+      expect(session.sent).toHaveLength(1);
+      await vi.advanceTimersByTimeAsync(100);
+      expect(session.sent).toHaveLength(2);
+      const { id } = session.sent[0]!;
+      expect(session.sent[1]).toEqual(session.sent[0]);
+      session.emit("msg:custom", { type: "answer", id, ok: true, result: { text: bundle("test") } }, []);
+      vi.useRealTimers();
+      expect((await drawn).el.textContent).toBe("drawn run");
+      expect(session.listening()).toBe(0);
+    } finally {
+      vi.useRealTimers();
+    }
+  });
+
   it("takes no bundle of another version, says so, and tries again next time", async () => {
     const session = new FakeModel();
     session.answerWith(() => ({ ok: true, result: { text: bundle("other") } }));

@@ -1,3 +1,8 @@
+/// <reference types="node" />
+import { readFileSync } from "node:fs";
+import { dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
+
 import { beforeAll, describe, expect, it } from "vitest";
 
 import { highlight } from "../src/chunks/highlight";
@@ -83,9 +88,22 @@ describe("Markdown", () => {
     expect(html("![](https://evil.example/x.png)")).toBe("<p><span>image</span></p>");
   });
 
-  it("leaves formulas as they are", () => {
+  const folder = dirname(fileURLToPath(import.meta.url));
+  const CASES = JSON.parse(readFileSync(join(folder, "..", "..", "tests", "math_cases.json"), "utf8")) as { text: string; math: string[] }[];
+
+  it.each(CASES)("both sides say what a formula is: $text", ({ text, math }) => {
+    const box = document.createElement("div");
+    box.append(renderMarkdown(text));
+    expect([...box.querySelectorAll(".mlxnb-math")].map((el) => el.textContent)).toEqual(math);
+  });
+
+  it("makes no list and no heading of a formula with lines of its own", () => {
+    expect(html("Let\n$$\na = b\n- c\n===\n$$\nbe")).toBe('<p>Let</p><p class="mlxnb-math mlxnb-math-block">$$\na = b\n- c\n===\n$$</p><p>be</p>');
+  });
+
+  it("leaves formulas as they are while it cannot draw them", () => {
     expect(html("$a_1 * b_1$ costs $5 and $10")).toBe('<p><span class="mlxnb-math">$a_1 * b_1$</span> costs $5 and $10</p>');
-    expect(html("\\[a*b*c\\]")).toBe('<p><span class="mlxnb-math">\\[a*b*c\\]</span></p>');
+    expect(html("\\[a*b*c\\]")).toBe('<p class="mlxnb-math mlxnb-math-block">\\[a*b*c\\]</p>');
   });
 
   it("links to http, https and mailto alone", () => {

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import { advance, columnsOf, EMPTY, lanesOf, memoryOf, parseStatus, placed, type History } from "../src/monitor_data";
+import { advance, columnsOf, EMPTY, lanesOf, memoryOf, parseStatus, placed, withPast, type History } from "../src/monitor_data";
 
 const row = (slot: number, id: string, over: object = {}) => ({ slot, id, label: `[${id}]`, phase: "running", tokens: 10, kv_bytes: 100, ...over });
 const status = (t: number, slots: object[], over: object = {}, model: object = {}) => ({
@@ -169,4 +169,42 @@ describe("hostile snapshots", () => {
   it("an engine that does not tell its rows has no lanes", () => {
     expect(parseStatus(status(1, [], {}, { slots: undefined }), 0)!.slots).toBeNull();
   });
+});
+
+describe("the past that the kernel kept", () => {
+  const model = (slots: unknown[], over: object = {}) => ({ rows: slots.length, queue: 0, steps: 10, tokens: 20, slots, waiting: [], ...over });
+  const past = {
+    schema: "mlxnb.history/1",
+    labels: { a: "[1] chat", b: "[2] sky", w: "[3] wait" },
+    moments: [
+      { t: 10, models: [model([[0, "a", 1]], { steps: 100, tokens: 100 })], ended: [] },
+      { t: 11, models: [model([[0, "a", 0], [1, "b", 1]], { steps: 110, tokens: 120, waiting: ["w"] })], ended: [] },
+      { t: 12, models: [model([[0, "b", 0]], { steps: 120, tokens: 150 })], ended: [["a", "stopped"]] },
+    ],
+  };
+  const now = (t: number) => fold(status(t, [row(0, "b")], {}, { steps: 130, tokens: 190 }));
+
+  it("is drawn before what the view saw itself", () => {
+    const history = withPast(now(13), past);
+    expect(history.last?.t).toBe(13);
+    expect(history.last?.models).toEqual(["m"]); // what is now is the status itself
+    expect(history.samples.map((one) => [one.t, one.tokensPerS])).toEqual([[10, null], [11, 20], [12, 30], [13, 40]]);
+    expect(history.spans.map((span) => [span.id, span.label, span.slot, span.how, span.from, span.to])).toEqual([
+      ["a", "[1] chat", 0, "stopped", 10, 12],
+      ["b", "[2] sky", 1, "moved", 10, 12],
+      ["b", "[2] sky", 0, "running", 12, null],
+    ]);
+    expect(history.waits).toMatchObject([{ id: "w", label: "[3] wait", from: 11, to: 12 }]);
+  });
+  it("adds nothing twice: moments that the view has seen are left out", () => {
+    expect(withPast(now(11.5), past).samples.map((one) => one.t)).toEqual([10, 11, 11.5]);
+    expect(withPast(now(10), past).samples.map((one) => one.t)).toEqual([10]);
+  });
+  it("is all there is before the first status", () => {
+    expect(withPast(EMPTY, past).last?.t).toBe(12);
+  });
+  it.each([null, 7, [], {}, { schema: "mlxnb.history/1" }, { schema: "mlxnb.history/1", labels: 3, moments: [null, 7, {}, { t: "x" }, { t: 5, models: [null, { slots: [null, 7, [1], ["x", {}, 2]] }], ended: [null, [3]] }] }])(
+    "may be %j",
+    (raw) => expect(() => withPast(now(13), raw)).not.toThrow(),
+  );
 });

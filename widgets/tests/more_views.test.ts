@@ -379,7 +379,7 @@ describe("monitor", () => {
     await settle();
     button("Stop [13] loom 4").click();
     await settle();
-    expect(sent).toEqual([["monitor.stop", { id: "13d" }]]);
+    expect(sent).toEqual([["history", {}], ["monitor.stop", { id: "13d" }]]);
     button("Pause view").click();
     await settle();
     expect(button("Stop [13] loom 4")).toBeUndefined();

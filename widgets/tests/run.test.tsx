@@ -87,7 +87,7 @@ describe("RunView", () => {
   it("shows a failure beside the partial answer, with what to do next", () => {
     const { el } = show(record({ status: "failed", text: "part", tokens: [token("part")], error: { kind: "EngineDead", message: "It <b>died</b>.", hint: "Restart." } }));
     expect(el.querySelector(".mlxnb-answer")?.textContent).toBe("part");
-    expect(el.querySelector("[role=alert]")?.textContent).toBe("EngineDead It <b>died</b>.Restart.");
+    expect(el.querySelector("[role=alert]")?.textContent).toBe("It <b>died</b>. Restart.");
   });
 
   it("writes out every count and leaves out what it does not know", () => {
@@ -127,6 +127,12 @@ describe("the token inspector", () => {
     expect([...el.querySelectorAll(".mlxnb-run")].map((run) => run.className)).toEqual(["mlxnb-run mlxnb-o-sampled", "mlxnb-run mlxnb-o-forced", "mlxnb-run mlxnb-o-sampled"]);
     expect(el.querySelectorAll(".mlxnb-tokens .mlxnb-g")).toHaveLength(3);
     expect(el.querySelector(".mlxnb-tokens")?.textContent).toBe("a b↵\nc");
+  });
+
+  it("keeps an empty line on the side of the line above it", () => {
+    const tokens = ["مرحبا", "\n", "\n", "שלום", "\n", "ok", "\n", "\n", "x"].map((text) => token(text));
+    const { el } = asTokens({ ...done, tokens, text: "" });
+    expect([...el.querySelectorAll(".mlxnb-nl")].map((sign) => sign.classList.contains("mlxnb-leftward"))).toEqual([false, true, false, false, false]);
   });
 
   it("only appends while the answer grows", () => {

@@ -14,7 +14,7 @@ from .run import Run
 from .sanitize import bundle, el, markdown_to_html, text
 from .schema import PLAYGROUND_SCHEMA
 from .stream import packed
-from .views import OpenView, _shell
+from .views import OpenView
 
 if TYPE_CHECKING:
     from mlxnb_widgets._base import View
@@ -108,7 +108,7 @@ def playground(prompt: str = "", *, model: LanguageModel | str | None = None, **
     """
     from .api import open_model
 
-    view = Playground(open_model(model), prompt, options, _shell())
+    view = Playground(open_model(model), prompt, options)
     if prompt:
         view.ask(view.prompt, view.mode, view.settings)
     view.show()

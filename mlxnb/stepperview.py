@@ -13,11 +13,11 @@ from mlxnb_engine.errors import MlxnbError, RequestError
 
 from .ask import Prompt
 from .frontend import Handler
-from .playground import SETTINGS, settings_in_force
+from .playgroundview import SETTINGS, settings_in_force
 from .record import plain
 from .sanitize import bundle, el, preformatted
 from .schema import STEPPER_SCHEMA
-from .views import OpenView, _shell
+from .views import OpenView
 
 if TYPE_CHECKING:
     from mlxnb_widgets._base import View
@@ -252,7 +252,7 @@ def stepper(prompt: Prompt, *, model: LanguageModel | str | None = None, **optio
     """
     from .api import open_model
 
-    view = Stepper(open_model(model), prompt, options, _shell())
+    view = Stepper(open_model(model), prompt, options)
     view.model.request(prompt, {**view.fixed, **view.settings})
     view.look()
     view.show()
