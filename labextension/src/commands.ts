@@ -9,6 +9,7 @@ import { dataOf, entries, isDict, RUN_MIME, WIDGET_MIME, type Dict } from './out
 import { isPrompt } from './prompt';
 
 const STOP_WITHIN_MS = 150;
+const OVER: ReadonlySet<unknown> = new Set(['done', 'stopped', 'failed']);
 
 /** The active cell, if it is a `%%mlx` cell. */
 export function activePrompt(panel: NotebookPanel | null): CodeCell | null {
@@ -80,11 +81,12 @@ export async function repairOutputs(panel: NotebookPanel, link: EngineLink | nul
  */
 export async function replaceViews(panel: NotebookPanel, link: EngineLink | null): Promise<number> {
   if (!link?.isOpen || !viewsIn(panel).size) return 0;
-  const over = entries(await link.command('sources')).filter(one => one.done === true && one.open !== true && viewsIn(panel).has(one.model_id));
+  const waits = (one: Dict) => viewsIn(panel).has(one.model_id) || viewsIn(panel).has(one.key);
+  const over = entries(await link.command('sources')).filter(one => one.done === true && one.open !== true && waits(one));
   if (!over.length) return 0;
   let replaced = 0;
   for (const saved of entries(await link.command('outputs'))) {
-    const place = viewsIn(panel).get(saved.model_id);
+    const place = viewsIn(panel).get(saved.model_id) ?? viewsIn(panel).get(saved.key);
     if (!place || !isDict(saved.data) || WIDGET_MIME in saved.data) continue;
     place.outputs.set(place.index, { output_type: 'display_data', data: saved.data, metadata: {} } as IOutput);
     replaced += 1;
@@ -94,18 +96,29 @@ export async function replaceViews(panel: NotebookPanel, link: EngineLink | null
 
 type Place = { readonly outputs: ICodeCellModel['outputs']; readonly index: number };
 
-/** The live views in the outputs of a notebook, by the id of their model. */
+/**
+ * The live views in the outputs of a notebook, by the id of their model. A view that its kernel closed before the engine's link was
+ * open has become the record that was saved with it: if that is not the end of its runs, it is found by its key.
+ */
 function viewsIn(panel: NotebookPanel): Map<unknown, Place> {
   const found = new Map<unknown, Place>();
   for (const cell of panel.content.model?.cells ?? []) {
     if (cell.type !== 'code' || (cell as ICodeCellModel).executionState === 'running') continue;
     const { outputs } = cell as ICodeCellModel;
     for (let index = 0; index < outputs.length; index++) {
-      const view = outputs.get(index).data[WIDGET_MIME];
+      const data = dataOf(outputs.get(index).toJSON());
+      const view = data[WIDGET_MIME];
       if (isDict(view) && typeof view.model_id === 'string') found.set(view.model_id, { outputs, index });
+      else if (goesOn(data[RUN_MIME])) found.set(keyOf(data), { outputs, index });
     }
   }
   return found;
+}
+
+function goesOn(record: unknown): boolean {
+  if (!isDict(record) || typeof record.key !== 'string') return false;
+  const runs = Array.isArray(record.runs) ? entries(record.runs) : [record];
+  return runs.some(run => !OVER.has(run.status));
 }
 
 /** What tells an answer from all others: its key, which names the kernel's session too. */
