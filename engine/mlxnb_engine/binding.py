@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import mlx.core as mx
 
-from . import fingerprint, loader, policy, qualify
+from . import fingerprint, layouts, loader, policy, qualify
 from .admission import Entry, RowSpec
 from .blas import BlasChoice
 from .config import RuntimeConfig
@@ -34,6 +34,7 @@ from .types import ModelInfo, PreparedPrompt
 DeviceKind = Literal["cpu", "metal", "cuda"]
 _CACHE_KEPT_BYTES = 256 * 2**20
 _ENDED_KEPT = 64
+_LAYOUT_BYTES = 2**30
 _TALL = 8192
 """A vocabulary from which the order of the projection's product is worth measuring."""
 _DETAIL_EVERY_S = 0.25
@@ -116,6 +117,7 @@ class Resident:
         self.tokenizer = loaded.tokenizer
         self.context = min(loaded.info.context_length, config.context_limit or loaded.info.context_length)
         self.preparer = PromptPreparer(loaded.tokenizer, loaded.template, context_tokens=self.context)
+        self._layout_bytes = _second_layouts(loaded, config, backend)
         graph = _graph(loaded, backend)
         layout = fingerprint.with_layout(loaded.info.fingerprint, graph.specs)
         self.info: ModelInfo = replace(loaded.info, fingerprint=layout)
@@ -183,6 +185,7 @@ class Resident:
             "family": info.family,
             "weights": info.weights,
             "weight_bytes": info.weight_bytes,
+            "layout_bytes": self._layout_bytes,
             "context_length": self.context,
             "defaults": policy.model_layer(info.defaults),
             **self._counts,
@@ -256,11 +259,20 @@ def _graph(loaded: loader.Loaded, backend: Backend) -> ModelGraph:
     return qualify.shared_if_exact(model, config) or graph
 
 
+def _loose(backend: Backend) -> bool:
+    """Rows of a batch differ in bits anyway, so the fastest form of a product may be taken: a fast CPU BLAS that is not strict."""
+    return backend.device == "cpu" and backend.blas.geometry_invariant is False and not backend.blas.strict
+
+
+def _second_layouts(loaded: loader.Loaded, config: RuntimeConfig, backend: Backend) -> int:
+    """Bytes of transposed copies made for steps of one row."""
+    budget = config.layout_bytes if config.layout_bytes is not None else min(_LAYOUT_BYTES, loader.memory_bytes() // 16)
+    return layouts.install(loaded.model, budget) if _loose(backend) and budget else 0
+
+
 def _weight_first(config: Mapping[str, Any], backend: Backend) -> bool:
-    """Asked only where rows of a batch differ in bits anyway: a fast CPU BLAS that is not strict."""
     vocab, width = config.get("vocab_size"), config.get("hidden_size")
-    loose = backend.device == "cpu" and backend.blas.geometry_invariant is False and not backend.blas.strict
-    return loose and isinstance(vocab, int) and isinstance(width, int) and vocab >= _TALL and qualify.weight_first(vocab, width)
+    return _loose(backend) and isinstance(vocab, int) and isinstance(width, int) and vocab >= _TALL and qualify.weight_first(vocab, width)
 
 
 def _geometry(graph: ModelGraph, config: RuntimeConfig, backend: Backend) -> tuple[Geometry, str]:

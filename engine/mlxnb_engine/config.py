@@ -39,6 +39,7 @@ class RuntimeConfig:
     blas: auto, mkl, mkl-strict, openblas, none, or the path of a library. model: None is the embedded default.
     prefill_chunk: None is 128 on CPU, 2048 elsewhere (`chunk_for`). dtype: None is the policy of the loader.
     min_width, attention_extent: geometry of a window step; None is resolved from the backend.
+    layout_bytes: on a CPU, for transposed copies of weights that steps of one row read; None is up to 1 GiB or 1/16 of the memory, 0 none.
     sliding_ring: sliding layers keep a ring of what they see instead of all tokens: less memory, a gather per layer and step.
     unknown_env: MLXNB_* variables that mean nothing here, shown by `mlxnb doctor`.
     Made by `resolve` only, which checks every range.
@@ -57,6 +58,7 @@ class RuntimeConfig:
     min_width: int | None = None
     attention_extent: str | None = None
     submit_order: str = "auto"
+    layout_bytes: int | None = None
     sliding_ring: bool = False
     unknown_env: tuple[str, ...] = ()
     sources: Mapping[str, Source] = field(default_factory=dict, compare=False, repr=False)
@@ -155,6 +157,11 @@ def _size(name: str, value: Any) -> int | None:
     return number
 
 
+def _size_or_none_at_all(name: str, value: Any) -> int | None:
+    """`_size`, or 0: the thing is off."""
+    return 0 if value in (0, "0") and not isinstance(value, bool) else _size(name, value)
+
+
 def _one_of(*words: str, none: bool = False) -> Callable[[str, Any], str | None]:
     def read(name: str, value: Any) -> str | None:
         if none and _is_none(value):
@@ -216,6 +223,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "min_width": _whole(1, 64, none=True),
     "attention_extent": _one_of("exact", "bucket", none=True),
     "submit_order": _one_of("auto", "before", "after"),
+    "layout_bytes": _size_or_none_at_all,
     "sliding_ring": _flag,
 }
 assert set(_READERS) == {f.name for f in fields(RuntimeConfig)} - {"unknown_env", "sources"}

@@ -50,7 +50,7 @@ class _Head:
         head, base = self, type(module)
         name = "as_linear" if hasattr(base, "as_linear") else "__call__"
         project: Callable[[Any, mx.array], mx.array] = getattr(base, name)
-        plain = base in (nn.Linear, nn.Embedding) and "bias" not in module and module.weight.dtype == mx.float32
+        plain = isinstance(module, (nn.Linear, nn.Embedding)) and "bias" not in module and module.weight.dtype == mx.float32
         turned = self._weight_first and plain
 
         def call(module: Any, x: mx.array) -> mx.array:
