@@ -141,11 +141,41 @@ def forked(root: Path) -> str:
     return "ok"
 
 
+# -- a kernel's life ---------------------------------------------------------------------------------------------------
+
+
+def asks(model: str, cache: str, end: str, words: list[str]) -> None:
+    """Ask a model for each of these, print what came as one JSON line each; then close, flush and wait for a kill, or just wait."""
+    from engine_rig import NO_EOS, client_of
+
+    from mlxnb_engine import blas
+    from mlxnb_engine.events import Finished
+    from mlxnb_engine.types import CompletionRequest, RequestId, SamplingSpec
+
+    blas.preload("none")
+    client = client_of(Path(model), Path(cache))
+    sampling = SamplingSpec(temp=0.0, logit_bias=NO_EOS)
+    for number, text in enumerate(words):
+        row = client.submit(CompletionRequest(RequestId(f"r{number}"), model, text=text, max_tokens=70, sampling=sampling))[0]
+        last = row.wait(60.0)
+        assert isinstance(last, Finished), last
+        ids = [token.id for event in row.read() if event.kind == "tokens" for token in event.tokens]  # type: ignore[attr-defined]
+        print(json.dumps({"ids": ids, "usage": last.usage}), flush=True)
+    if end == "close":
+        client.close()
+    elif end == "flush":
+        print(json.dumps(client.cache_flush()), flush=True)
+    if end != "close":
+        time.sleep(60.0)
+
+
 def main(words: list[str]) -> None:
     if words[0] == "fuzz":
         print(json.dumps(fuzz(int(words[1]), int(words[2]), words[3] == "with")))
     elif words[0] == "fork":
         print(forked(Path(words[1])))
+    elif words[0] == "asks":
+        asks(words[1], words[2], words[3], words[4:])
 
 
 if __name__ == "__main__":

@@ -6,6 +6,10 @@ that names no mode), "mkl-strict" (exact and fast, the real model) and "mkl" (fa
 
 from __future__ import annotations
 
+import itertools
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +17,8 @@ from hypothesis import settings
 
 MODES = ("none", "mkl-strict", "mkl")
 TIERS = ("P", "N", "R")
+PREFIX_DIR = "MLXNB_PREFIX_DISK_DIR"
+_numbers = itertools.count()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,10 +33,41 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.register_profile("push", derandomize=True)
     if config.getoption("--tier") == "P":
         settings.load_profile("push")
+    # Blocks of the tests, and of the kernels that they start, never lie in the user's own cache folder.
+    config.prefix_root = tempfile.mkdtemp(prefix="mlxnb-prefix-")  # type: ignore[attr-defined]
+    os.environ[PREFIX_DIR] = os.path.join(config.prefix_root, "session")  # type: ignore[attr-defined]
+    _redirect_prefix_dir()
     from mlxnb_engine import blas
 
     mode = config.getoption("--blas")
     config.blas_choice = blas.preload(mode)  # type: ignore[attr-defined]
+
+
+def _redirect_prefix_dir() -> None:
+    """A test may resolve settings without the environment, and so name the user's own folder: that becomes the test's, too."""
+    from mlxnb_engine.config import RuntimeConfig, resolve
+
+    own = [settings.cache_dir / "prefix" for settings in (resolve({}), resolve())]
+    real = RuntimeConfig.prefix_dir
+
+    def redirected(settings: RuntimeConfig) -> Path:
+        folder: Path = real.fget(settings)  # type: ignore[attr-defined,misc]
+        return Path(os.environ[PREFIX_DIR]) if folder in own else folder
+
+    RuntimeConfig.prefix_dir = property(redirected)  # type: ignore[method-assign,assignment]
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    os.environ.pop(PREFIX_DIR, None)
+    shutil.rmtree(getattr(config, "prefix_root", ""), ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def prefix_dir(pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the prefix cache of this test lies on disk: a folder of its own, so that no test finds what another has kept."""
+    folder = Path(pytestconfig.prefix_root) / str(next(_numbers))  # type: ignore[attr-defined]
+    monkeypatch.setenv(PREFIX_DIR, str(folder))
+    return folder
 
 
 def pytest_report_header(config: pytest.Config) -> str:

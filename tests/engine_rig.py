@@ -206,6 +206,12 @@ class FakeGroup:
 
     growth = bytes_for
 
+    def can_claim(self, entry: Entry) -> bool:
+        return True
+
+    def claim(self, entry: Entry, followers: Sequence[Entry]) -> None:
+        """Nothing is shared here."""
+
     def prepare(self, entries: list[Entry]) -> None:
         assert self.preparation is None
         for entry in entries:

@@ -6,6 +6,7 @@ No engine thread, no text: a `Recorder` stands where the delivery of a request w
 from __future__ import annotations
 
 import functools
+import hashlib
 import random
 import tempfile
 from collections import deque
@@ -25,11 +26,12 @@ from tiny import VOCAB, write_model
 from mlxnb_engine.admission import Entry, RowSpec
 from mlxnb_engine.delivery import Drawn
 from mlxnb_engine.graph import ModelGraph, Scores
+from mlxnb_engine.methods.reuse import PrefixReuse, Shared
 from mlxnb_engine.methods.window import GroupLimits, Row, WindowGroup
 from mlxnb_engine.qualify import strict_geometry
 from mlxnb_engine.scheduler import Scheduler
 from mlxnb_engine.state.spec import Geometry
-from mlxnb_engine.types import FinishReason, SamplingSpec
+from mlxnb_engine.types import FinishReason, Left, SamplingSpec
 
 GREEDY = SamplingSpec()
 G26 = SamplingSpec(temp=0.6, top_p=0.95, presence_penalty=0.2, repetition_penalty=1.05)
@@ -86,10 +88,16 @@ class Recorder:
     logprobs: list[Any] = field(default_factory=list)
     ends: list[Any] = field(default_factory=list)
     admitted: int = 0
+    cached: int = 0
+    ssd: int = 0
     progress: list[tuple[int, int]] = field(default_factory=list)
     state: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     consumed: list[int] = field(default_factory=list)
     scores: list[tuple[int, Scores, int]] = field(default_factory=list)
+    notes: list[tuple[list[int], Left | None, Drawn | None, bool]] = field(default_factory=list)
+
+    def reused(self, tokens: int, ssd_tokens: int) -> None:
+        self.cached, self.ssd = tokens, ssd_tokens
 
     def admit(self) -> None:
         self.admitted += 1
@@ -119,6 +127,9 @@ class Recorder:
 
     def fail(self, error: BaseException) -> None:
         self._end(error)
+
+    def note(self, left: Left | None, undelivered: Drawn | None = None, *, ended: bool = False) -> None:
+        self.notes.append((list(self.ids), left, undelivered, ended))
 
     def _end(self, what: Any) -> None:
         assert not self.ends, f"ended twice: {self.ends} and {what!r}"
@@ -165,7 +176,10 @@ class Watched:
 
 
 class Rig:
-    """A group and its scheduler. log: ("build" | "submit" | "read" | "deliver", index) in order of occurrence."""
+    """A group and its scheduler. log: ("build" | "submit" | "read" | "deliver", index) in order of occurrence.
+
+    shared: a prefix cache, which several rigs may share; each graph has its own namespace there.
+    """
 
     def __init__(
         self,
@@ -177,12 +191,18 @@ class Rig:
         chunk: int = 64,
         max_kv_bytes: int | None = None,
         ring: bool = False,
+        shared: Shared | None = None,
+        exact: bool = True,
     ) -> None:
         self.log: list[tuple[str, int]] = []
         self.recorders: list[Recorder] = []
         self.watched = Watched(self, graph)
         limits = GroupLimits(chunk, submit, geometry or Geometry(), max_kv_bytes is not None, ring)  # type: ignore[arg-type]
-        self.group = WindowGroup(self.watched, limits)  # type: ignore[arg-type]
+        self.namespace = hashlib.sha256(str(id(graph)).encode()).digest()
+        self.reuse = None
+        if shared is not None:
+            self.reuse = PrefixReuse(shared, lambda cut: self.namespace, graph.specs, graph.family, chunk=chunk, exact=exact)
+        self.group = WindowGroup(self.watched, limits, self.reuse)  # type: ignore[arg-type]
         self.scheduler = Scheduler(self.group, max_rows=max_rows, prefill_chunk=chunk, max_kv_bytes=max_kv_bytes)
         for name in ("submit", "read"):
             setattr(self.group, f"_{name}", self._logged(name, getattr(self.group, f"_{name}")))
@@ -202,10 +222,10 @@ class Rig:
 
     def ask_many(self, ids: Sequence[int], tokens: int, rows: Sequence[tuple[SamplingSpec, int]], **how: Any) -> list[Recorder]:
         """Submit one prompt for several rows, as the samples of one request."""
-        limit = how.pop("limit", 4096)
+        limit, stable = how.pop("limit", 4096), how.pop("stable", len(ids))
         made = [Recorder(self, tokens, **how) for _ in rows]
         specs = (RowSpec(c, sampling, seed, tokens, limit) for c, (sampling, seed) in zip(made, rows, strict=True))
-        self.scheduler.submit(Entry(tuple(ids), deque(specs)))  # type: ignore[arg-type]
+        self.scheduler.submit(Entry(tuple(ids), deque(specs), stable=stable))  # type: ignore[arg-type]
         self.recorders += made
         return made
 

@@ -32,12 +32,14 @@ HOUSE_MAP: dict[str, tuple[int, int]] = {
     "mlxnb_engine.detokenizer": (1, 200),
     "mlxnb_engine.tokenizer": (1, 250),
     "mlxnb_engine.prompt": (1, 250),
+    "mlxnb_engine.splice": (1, 200),
     "mlxnb_engine.stopping": (1, 200),
     "mlxnb_engine.fingerprint": (1, 150),
     "mlxnb_engine.fetch": (1, 300),
     "mlxnb_engine.hub": (1, 200),
     "mlxnb_engine.locate": (1, 260),
     "mlxnb_engine.loader": (1, 310),
+    "mlxnb_engine.layouts": (1, 150),
     "mlxnb_engine.zoo": (1, 100),
     "mlxnb_engine.rotary": (1, 150),
     "mlxnb_engine.headers": (1, 320),
@@ -62,6 +64,7 @@ HOUSE_MAP: dict[str, tuple[int, int]] = {
     "mlxnb_engine.binding": (4, 200),
     "mlxnb_engine.resume": (4, 200),
     "mlxnb_engine.engine": (4, 400),
+    "mlxnb_engine.upkeep": (5, 250),
     "mlxnb_engine.client": (5, 250),
     "mlxnb_engine.remote": (5, 250),
     "mlxnb_widgets": (5, 120),
@@ -84,7 +87,7 @@ NEVER: dict[str, tuple[str, ...]] = {
 WIDGETS_MAY = ("mlxnb_widgets", "mlxnb_engine.events", "mlxnb_engine.types")
 
 MLX_NAMES = (
-    "graph zoo rotary cuda loader sampling filters state methods.window "
+    "graph zoo layouts rotary cuda loader sampling filters state methods.window "
     "methods.compiled draft.model draft.mtp qualify binding engine"
 )
 MLX_FILES = tuple(f"mlxnb_engine.{name}" for name in MLX_NAMES.split())

@@ -22,7 +22,7 @@ SAMPLED = {"temp": 0.9, "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.3, "p
 
 @pytest.fixture(scope="module")
 def client(tiny_model: Path) -> Iterator[LocalClient]:
-    client = LocalClient(resolve({}, {"blas": "none", "model": str(tiny_model)}))
+    client = LocalClient(resolve({}, {"blas": "none", "model": str(tiny_model), "prefix_disk_bytes": 0}))
     yield client
     client.close()
 
@@ -128,7 +128,7 @@ def test_settings_in_force_are_those_that_the_loaded_model_prefers(tmp_path: Pat
     folder = write_model(tmp_path / "opinionated", "llama")
     told = {"do_sample": True, "temperature": 0.6, "top_p": 0.25, "top_k": "many", "eos_token_id": 2}
     (folder / "generation_config.json").write_text(json.dumps(told))
-    with contextlib.closing(LocalClient(resolve({}, {"blas": "none", "model": str(folder)}))) as own:
+    with contextlib.closing(LocalClient(resolve({}, {"blas": "none", "model": str(folder), "prefix_disk_bytes": 0}))) as own:
         lm = load(str(folder), client=own)
         request = lm.request("Hi", {"min_p": 0.1})
         lm.generate("Hi", max_tokens=1)
@@ -165,4 +165,17 @@ def test_the_status_says_who_sits_where_and_how_they_ended(lm: LanguageModel, cl
         time.sleep(0.02)
     ended = {row["id"]: row["how"] for row in rows("ended")}
     assert {ended[run.id] for run in group} == {"stopped"}  # type: ignore[union-attr]
+    assert all(float(str(row["from"])) > 0 for row in seen)
     assert client.status()["models"][0]["tokens"] >= before > 0 and client.status()["memory"]["active_bytes"] > 0
+
+
+def test_a_row_too_short_to_be_seen_at_work_says_when_it_was(lm: LanguageModel, client: LocalClient) -> None:
+    began = time.monotonic()
+    run = lm.generate("One.", max_tokens=1)
+    over = time.monotonic()
+    for _ in range(200):
+        if found := [row for row in client.status()["ended"] if row["id"] == run.id]:  # type: ignore[union-attr]
+            break
+        time.sleep(0.02)
+    (end,) = found
+    assert (end["how"], end["label"]) == ("done", "One.") and began - 0.01 <= end["from"] <= end["to"] <= over + 0.01

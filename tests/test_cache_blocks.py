@@ -1,4 +1,4 @@
-"""Keys of cached state: the written formula, all fourteen components, ambiguous fields, and what a block is."""
+"""Keys of cached state: the written formula, all components, ambiguous fields, and what a block is."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_keys_on_disk_stay_what_they_are() -> None:
     """Pinned values: a change of the key builder makes every stored block unreachable, so it needs a new record format."""
     namespace = Namespace("ab" * 32, ("bf16", "kv4"), (Adapter("cd" * 32, 2.0),), 512, "raw", "draft").digest()
     assert namespace is not None
-    assert namespace.hex() == "81a94e03c5fe38b67816b8190d60534297ef62d4cf0f650d25461dc50867ba71"
-    assert chain(namespace, range(T))[0].hex() == "7d87fa88eda130658d9106ca00e24e8b7fc5fe95664619f89df2b0407bcf862e"
+    assert namespace.hex() == "aa626d07f8134c34d61dfa1a116b52d493a41b78a9baabc924924a3a25bbe570"
+    assert chain(namespace, range(T))[0].hex() == "ac07cc47296f574a429920148824e334186c4aa01b09a84f6d9c7d4d8a2a2810"
 
 
 @pytest.mark.parametrize("length", [0, 1, T - 1, T, T + 1, 3 * T - 1, 3 * T])
@@ -104,6 +104,7 @@ MODEL: dict[str, Any] = {
     "companion": "",
     "block_tokens": T,
     "record_format": 1,
+    "numerics": "1 cpu reference mlx 0",
 }
 # component of reliability 3.1 -> what is changed
 CHANGES: dict[str, dict[str, Any]] = {
@@ -126,6 +127,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "12 companion": {"companion": "d" * 64},
     "13 block size": {"block_tokens": 32},
     "14 record format": {"record_format": 2},
+    "15 device": {"numerics": "1 cuda mlx 0"},
+    "15 BLAS": {"numerics": "1 cpu mkl mlx 0"},
 }
 
 
@@ -134,7 +137,8 @@ def namespace_of(**changes: Any) -> bytes:
     name, data = m["shard"]
     shards = [Shard(name, len(data), hashlib.sha256(data).hexdigest())]
     content = content_fingerprint(m["config"], shards, m["tokenizer"], m["special"], m["template"], "bfloat16")
-    parts = {part: m[part] for part in ("codec", "adapters", "delayed_start", "phase", "companion", "block_tokens", "record_format")}
+    names = ("codec", "adapters", "delayed_start", "phase", "companion", "block_tokens", "record_format", "numerics")
+    parts = {part: m[part] for part in names}
     digest = Namespace(with_layout(content, m["layout"], m["overrides"]), **parts).digest()
     assert digest is not None
     return digest
@@ -153,7 +157,7 @@ def crossings() -> set[str]:
 
 
 def test_a_change_of_any_component_finds_nothing() -> None:
-    assert {what.split()[0] for what in CHANGES} == {str(n) for n in range(1, 15)}
+    assert {what.split()[0] for what in CHANGES} == {str(n) for n in range(1, 16)}
     assert crossings() == set()
 
 
@@ -176,6 +180,7 @@ def test_a_change_of_any_component_finds_nothing() -> None:
         ("companion", {"12 companion"}),
         ("block_tokens", {"13 block size"}),
         ("record_format", {"14 record format"}),
+        ("numerics", {"15 device", "15 BLAS"}),
     ],
 )
 def test_the_component_test_sees_a_builder_that_drops_one(tag: str, seen: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +202,7 @@ def test_the_component_test_sees_a_builder_that_drops_one(tag: str, seen: set[st
         {"delayed_start": None},
         {"phase": None},
         {"companion": None},
+        {"numerics": None},
     ],
 )
 def test_a_component_that_cannot_be_read_means_no_namespace(unreadable: dict[str, Any]) -> None:

@@ -71,6 +71,8 @@ def test_an_unknown_variable_is_collected_not_fatal() -> None:
         *[("blas", v) for v in ("mlk", "", None, 3, "/a\0b")],
         *[("model", v) for v in ("", "a\0b", 3)],
         *[("cache_dir", v) for v in ("", "a\0b", 3, None)],
+        *[("prefix_disk_dir", v) for v in ("", "a\0b", 3)],
+        *[("prefix_disk_bytes", v) for v in (-1, False, True, "much", 2**63)],
     ],
 )
 def test_a_value_out_of_range_is_refused_by_name(name: str, value: object) -> None:
@@ -86,6 +88,11 @@ def test_a_value_out_of_range_is_refused_by_name(name: str, value: object) -> No
         ("max_kv_bytes", "2 GiB", 2 * 2**30),
         ("max_kv_bytes", "512m", 512 * 10**6),
         ("max_kv_bytes", "none", None),
+        ("prefix_disk_bytes", "0", 0),
+        ("prefix_disk_bytes", "off", 0),
+        ("prefix_disk_bytes", "20GiB", 20 * 2**30),
+        ("prefix_disk_bytes", "auto", None),
+        ("prefix_disk_dir", "/scratch/p", Path("/scratch/p")),
         ("prefill_chunk", "64", 64),
         ("prefill_chunk", None, None),
         ("blas", "/opt/lib/libx.so", "/opt/lib/libx.so"),
@@ -123,3 +130,13 @@ def test_the_config_is_frozen_and_reads_the_environment_once(monkeypatch: pytest
     assert config.max_rows == 3
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.max_rows = 4  # type: ignore[misc]
+
+
+def test_the_disk_cache_takes_a_tenth_of_its_disk_unless_it_is_told_otherwise() -> None:
+    chosen = resolve(env={"HOME": "/h"})
+    assert chosen.prefix_dir == Path("/h/.cache/mlxnb/prefix")
+    assert chosen.prefix_disk_for(50 * 10**9) == 5 * 10**9 and chosen.prefix_disk_for(10**13) == 20 * 2**30
+    elsewhere = resolve(env={"HOME": "/h", "MLXNB_PREFIX_DISK_DIR": "/s", "MLXNB_PREFIX_DISK_BYTES": "1MB"})
+    assert elsewhere.prefix_dir == Path("/s") and elsewhere.prefix_disk_for(10**13) == 10**6
+    assert resolve(env={}, overrides={"prefix_disk_bytes": 0}).prefix_disk_for(10**13) == 0
+    assert resolve(env={}, overrides={"prefix_cache_bytes": 0}).prefix_disk_for(10**13) == 0, "memory off: nothing comes to the disk"

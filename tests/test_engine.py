@@ -430,7 +430,7 @@ def test_a_prefill_that_raises_fails_what_was_being_prepared_and_not_what_runs(
     running.read(5, WAIT_S)
     with monkeypatch.context() as patch:
         patch.setattr(resident.group.graph, "feed", At(resident.group.graph.feed, k))
-        (log,) = finish(client.submit(ask("the sea is wide and the night is still", 5)))
+        (log,) = finish(client.submit(ask(f"{k} times the sea is wide and the night is still", 5)))  # not read before
     assert isinstance(log[-1], ev.Failed) and "injected" in log[-1].message
     finish([running])
     assert ids_of(running) == alone

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 from engine_rig import Clock, log_problems
@@ -341,3 +344,76 @@ def test_any_order_of_calls_leaves_a_log_that_json_can_carry(calls: list[str]) -
     log = row.read()
     assert row.done is ended and [e.seq for e in log] == list(range(len(log)))
     assert [json.loads(json.dumps(e.to_dict()))["kind"] for e in log] == [e.kind for e in log]
+
+
+# -- interrupts --------------------------------------------------------------------------------------------------------------
+
+
+class _Flaky(Generation):
+    """Waits as a Condition does, its lock shared with the writer: the control."""
+
+    def __init__(self, request: CompletionRequest) -> None:
+        super().__init__(request)
+        self._writing = self._news = threading.Condition()  # type: ignore[assignment]
+
+    def wait(self, timeout_s: float | None = None) -> ev.Event | None:
+        with self._news:
+            self._news.wait_for(lambda: self.done, timeout_s)
+        return self.terminal
+
+
+def _interrupted_at(row: Generation, line: int) -> BaseException | None:
+    """Wait, and be interrupted before the line-th line of Python that the wait runs; what it raised, None if it runs fewer."""
+    left = line
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any]:
+        nonlocal left
+        left -= event == "line"
+        if left == 0:
+            left = -1
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        row.wait(0.001)
+    except BaseException as error:
+        return error
+    finally:
+        sys.settrace(before)
+    return None
+
+
+def _faults(make: Callable[[], Generation]) -> list[str]:
+    """What goes wrong if the wait is interrupted at each of its lines in turn: another error, or a writer that is stuck."""
+    faults = []
+    for line in range(1, 1000):
+        row = make()
+        raised = _interrupted_at(row, line)
+        if raised is None:
+            assert line > 10
+            return faults
+        if not isinstance(raised, KeyboardInterrupt):
+            faults.append(f"line {line}: {raised!r}")
+        writer = threading.Thread(target=row.emit, args=(finished("done"),), daemon=True)
+        writer.start()
+        writer.join(0.5)
+        if writer.is_alive():
+            faults.append(f"line {line}: the writer is stuck")
+    raise AssertionError("the wait never ended")
+
+
+def test_a_wait_interrupted_anywhere_raises_that_and_leaves_the_log_to_its_writer() -> None:
+    assert _faults(generation) == []
+
+
+def test_a_wait_that_an_interrupt_can_break_is_caught() -> None:
+    assert _faults(lambda: _Flaky(generation().request))
+
+
+def test_waits_that_time_out_leave_nothing_behind() -> None:
+    row = generation()
+    for _ in range(20):
+        assert row.wait(0.0001) is None and row.read(0, 0.0001) == []
+    assert row._waiters == []

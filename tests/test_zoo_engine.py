@@ -31,7 +31,7 @@ def write_zoo_model(path: Path, name: str) -> Path:
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, LocalClient]]:
     folder = write_zoo_model(tmp_path_factory.mktemp(request.param) / "model", request.param)
-    client = LocalClient(resolve(env={}, overrides={"blas": "none", "model": str(folder), "prefill_chunk": 16}))
+    client = LocalClient(resolve(env={}, overrides={"blas": "none", "model": str(folder), "prefill_chunk": 16, "prefix_disk_bytes": 0}))
     yield request.param, client
     client.close()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .delivery import RowConsumer
-from .types import SamplingSpec, TokenId
+from .types import Left, SamplingSpec, TokenId
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,11 @@ class Entry:
     """One prompt on its way in, and the rows that will start from it: the samples of a request share one prefill.
 
     done: prompt tokens in the state. state: the group's own handle of that state. chunk: tokens of one prefill window at most;
-    0 leaves it to the group.
+    0 leaves it to the group. stable: leading ids that a later turn keeps. session: whose state the prefix cache prefers among
+    equals. known: tokens that the cache would give, as last seen; cached: those it gave, of which ssd_tokens came from disk.
+    prefix: the group's own handle of what it takes from the cache and gives to it.
+    steps_from: of an interrupted row's rest, ids from here on were computed one at a time, and are again where they are not kept;
+    None: in any windows. left: state that the interrupted row left behind.
     """
 
     ids: tuple[TokenId, ...]
@@ -40,11 +44,29 @@ class Entry:
     done: int = 0
     state: Any = None
     chunk: int = 0
+    stable: int = 0
+    session: str | None = None
+    known: int = 0
+    cached: int = 0
+    ssd_tokens: int = 0
+    prefix: Any = None
+    steps_from: int | None = None
+    left: Left | None = None
 
     @property
     def target(self) -> int:
         """Tokens to prefill: all but the last, which becomes the pending token of the row's first step."""
         return len(self.ids) - 1
+
+    @property
+    def replaying(self) -> bool:
+        """What comes next was once a step of one token."""
+        return self.steps_from is not None and self.steps_from <= self.done < self.target
+
+    @property
+    def unread(self) -> int:
+        """Tokens that are still to be computed, as far as is known."""
+        return self.target - max(self.done, self.known)
 
     @property
     def final_tokens(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .config import RuntimeConfig
@@ -37,6 +38,26 @@ class CompletionClient(Protocol):
 
     def status(self) -> dict[str, Any]:
         """A JSON-able snapshot: state, models, rows, queue, kv_bytes, limits, backend. Never waits for a step."""
+        ...
+
+    def cache_info(self) -> dict[str, Any]:
+        """What the prefix cache holds, in memory and on disk (`upkeep.info`)."""
+        ...
+
+    def describe_cache(self, limit: int = 256) -> dict[str, Any] | None:
+        """The tree of the prefix cache in memory (`Engine.describe_cache`); None if there is none."""
+        ...
+
+    def cached_text(self, namespace: str, ids: Sequence[int]) -> str | None:
+        """The text of ids of a namespace (hex) of that tree; None if no model of it is loaded."""
+        ...
+
+    def cache_clear(self, model: str | None = None) -> dict[str, Any]:
+        """Forget everything, or what is kept of one model (`upkeep.clear`). Raises RequestError if nothing is kept of it."""
+        ...
+
+    def cache_flush(self, timeout_s: float = 30.0) -> dict[str, Any]:
+        """Have all that is kept in memory on disk (`upkeep.flush`)."""
         ...
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -94,10 +115,8 @@ class LocalClient:
             return list(self._generations)
 
     def unload(self, model: str | None = None) -> list[str]:
-        self._require_own_process()
-        with self._lock:
-            engine = self._engine
-        return engine.unload(model) if engine is not None and engine.alive else []
+        engine = self._running()
+        return engine.unload(model) if engine is not None else []
 
     def status(self) -> dict[str, Any]:
         self._require_own_process()
@@ -106,6 +125,34 @@ class LocalClient:
         if engine is None:
             return {"state": "closed" if self._closed else "not started", "backend": None, "models": [], "loading": [], "limits": {}}
         return {**engine.status(), "live": [g.id for g in self.live()]}
+
+    def cache_info(self) -> dict[str, Any]:
+        from . import upkeep
+
+        return upkeep.info(self.config, self._running())
+
+    def describe_cache(self, limit: int = 256) -> dict[str, Any] | None:
+        engine = self._running()
+        return engine.describe_cache(limit) if engine is not None else None
+
+    def cached_text(self, namespace: str, ids: Sequence[int]) -> str | None:
+        engine = self._running()
+        return engine.cached_text(namespace, ids) if engine is not None else None
+
+    def cache_clear(self, model: str | None = None) -> dict[str, Any]:
+        from . import upkeep
+
+        return upkeep.clear(self.config, model, self._running())
+
+    def cache_flush(self, timeout_s: float = 30.0) -> dict[str, Any]:
+        from . import upkeep
+
+        return upkeep.flush(self.config, self._running(), timeout_s)
+
+    def _running(self) -> Engine | None:
+        self._require_own_process()
+        with self._lock:
+            return self._engine if self._engine is not None and self._engine.alive else None
 
     def close(self, timeout_s: float = 5.0) -> None:
         if os.getpid() != self._pid:

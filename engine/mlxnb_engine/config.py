@@ -20,6 +20,8 @@ DTYPES = ("float32", "bfloat16", "float16", "file")
 PREFIX = "MLXNB_"
 CPU_PREFILL_CHUNK = 128
 DEVICE_PREFILL_CHUNK = 2048
+MOST_PREFIX_CACHE_BYTES = 4 * 2**30
+MOST_PREFIX_DISK_BYTES = 20 * 2**30
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -39,6 +41,8 @@ class RuntimeConfig:
     blas: auto, mkl, mkl-strict, openblas, none, or the path of a library. model: None is the embedded default.
     prefill_chunk: None is 128 on CPU, 2048 elsewhere (`chunk_for`). dtype: None is the policy of the loader.
     min_width, attention_extent: geometry of a window step; None is resolved from the backend.
+    prefix_cache_bytes: memory for the state of finished work; None is an eighth of what the weights leave, 0 keeps nothing.
+    prefix_disk_bytes, prefix_disk_dir: files of it that outlive the kernel; None is a tenth of the disk, and a folder in `cache_dir`.
     layout_bytes: on a CPU, for transposed copies of weights that steps of one row read; None is up to 1 GiB or 1/16 of the memory, 0 none.
     sliding_ring: sliding layers keep a ring of what they see instead of all tokens: less memory, a gather per layer and step.
     unknown_env: MLXNB_* variables that mean nothing here, shown by `mlxnb doctor`.
@@ -50,6 +54,9 @@ class RuntimeConfig:
     cache_dir: Path = Path()
     max_rows: int = 8
     max_kv_bytes: int | None = None
+    prefix_cache_bytes: int | None = None
+    prefix_disk_bytes: int | None = None
+    prefix_disk_dir: Path | None = None
     context_limit: int | None = None
     prefill_chunk: int | None = None
     resident_models: int = 2
@@ -66,6 +73,22 @@ class RuntimeConfig:
     def describe(self) -> list[ConfigEntry]:
         """Every setting with its value and where that came from, in declaration order."""
         return [ConfigEntry(name, getattr(self, name), self.sources.get(name, "default")) for name in _READERS]
+
+    def prefix_cache_for(self, free_bytes: int) -> int:
+        """Bytes of the prefix cache where the weights have left so many."""
+        share = max(0, min(free_bytes // 8, MOST_PREFIX_CACHE_BYTES))
+        return share if self.prefix_cache_bytes is None else self.prefix_cache_bytes
+
+    def prefix_disk_for(self, disk_bytes: int) -> int:
+        """Bytes of the prefix cache's files on a disk of this size. Without the part in memory there are none."""
+        if self.prefix_cache_bytes == 0:
+            return 0
+        return min(disk_bytes // 10, MOST_PREFIX_DISK_BYTES) if self.prefix_disk_bytes is None else self.prefix_disk_bytes
+
+    @property
+    def prefix_dir(self) -> Path:
+        """Where those files lie."""
+        return self.prefix_disk_dir or self.cache_dir / "prefix"
 
     def chunk_for(self, *, cpu: bool) -> int:
         """Tokens of one prefill chunk on this backend. Source: attention over 512 tokens is slower than 4 x 128 on CPU."""
@@ -146,6 +169,11 @@ def _whole(low: int, high: int, *, none: bool = False) -> Callable[[str, Any], i
     return read
 
 
+def _size_or_off(name: str, value: Any) -> int | None:
+    off = value in ("0", "off") or (isinstance(value, int) and not isinstance(value, bool) and value == 0)
+    return 0 if off else _size(name, value)
+
+
 def _size(name: str, value: Any) -> int | None:
     if _is_none(value):
         return None
@@ -155,11 +183,6 @@ def _size(name: str, value: Any) -> int | None:
     if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number < 2**63:
         raise _bad(name, value, "a number of bytes above 0 such as 4000000000, '4GB' or '4GiB', or None")
     return number
-
-
-def _size_or_none_at_all(name: str, value: Any) -> int | None:
-    """`_size`, or 0: the thing is off."""
-    return 0 if value in (0, "0") and not isinstance(value, bool) else _size(name, value)
 
 
 def _one_of(*words: str, none: bool = False) -> Callable[[str, Any], str | None]:
@@ -215,6 +238,9 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "cache_dir": _folder,
     "max_rows": _whole(1, 256),
     "max_kv_bytes": _size,
+    "prefix_cache_bytes": _size_or_off,
+    "prefix_disk_bytes": _size_or_off,
+    "prefix_disk_dir": _folder,
     "context_limit": _whole(1, 2**31 - 1, none=True),
     "prefill_chunk": _whole(1, 65536, none=True),
     "resident_models": _whole(1, 16),
@@ -223,7 +249,7 @@ _READERS: dict[str, Callable[[str, Any], Any]] = {
     "min_width": _whole(1, 64, none=True),
     "attention_extent": _one_of("exact", "bucket", none=True),
     "submit_order": _one_of("auto", "before", "after"),
-    "layout_bytes": _size_or_none_at_all,
+    "layout_bytes": _size_or_off,
     "sliding_ring": _flag,
 }
 assert set(_READERS) == {f.name for f in fields(RuntimeConfig)} - {"unknown_env", "sources"}

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 from . import events as ev
+from .errors import Cancelled, EngineDead
+from .resume import Trail, continued
 from .session import Generation
 from .stopping import StopMatcher
 from .tokenizer import Tokenizer
-from .types import FinishReason, PreparedPrompt, TokenId
+from .types import Continued, FinishReason, Left, PreparedPrompt, TokenId
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +29,19 @@ class RowConsumer(Protocol):
 
     @property
     def cancelled(self) -> bool: ...
+    def reused(self, tokens: int, ssd_tokens: int) -> None: ...
     def admit(self) -> None: ...
     def prefilled(self, done: int, total: int) -> None: ...
     def deliver(self, token: Drawn) -> FinishReason | None: ...
     def finish(self, reason: FinishReason) -> None: ...
     def cancel(self) -> None: ...
     def fail(self, error: BaseException) -> None: ...
+    def note(self, left: Left | None, undelivered: Drawn | None = None, *, ended: bool = False) -> None: ...
 
 
 _LABEL_CHARS = 40
+_NOTE_EVERY_S = 5.0
+"""A prompt that is read for long is noted as often; a running row is noted by its group."""
 
 
 @dataclass(eq=False, slots=True)
@@ -52,9 +58,14 @@ class Delivery:
     delivered; text is held back while a character or a stop string is undecided.
     """
 
-    def __init__(self, generation: Generation, prompt: PreparedPrompt, tokenizer: Tokenizer, model: str, seed: int) -> None:
-        request = generation.request
-        self.generation = generation
+    def __init__(
+        self, generation: Generation, prompt: PreparedPrompt, tokenizer: Tokenizer, model: str, seed: int, trail: Trail | None = None
+    ) -> None:
+        """trail: by which the run can be resumed; None if it cannot. Its request is the one that counts."""
+        request = trail.request if trail is not None else generation.request
+        self.generation, self._trail, self._noted_at = generation, trail, generation.now
+        self._given, self._resumed = request.continuation, request.resumed
+        generation.ticket = trail.ticket if trail is not None else None
         self.prompt_tokens = len(prompt.ids)
         self._tokenizer = tokenizer
         # The first token of a chat answer begins a text; a raw completion or a prefilled answer goes on within one.
@@ -64,6 +75,10 @@ class Delivery:
         self._model, self._seed = model, seed
         self._visible: list[str] = []
         self._counts = _Counts()
+        self.cached_tokens = self.ssd_tokens = 0
+        self._regained = 0
+        if self._resumed is not None:
+            self.cached_tokens, self.ssd_tokens = self._resumed.cached_tokens, self._resumed.ssd_tokens
         self._admitted: float | None = None
         self._matched: str | None = None
 
@@ -79,39 +94,68 @@ class Delivery:
         """True also for a row that ended some other way (its consumer failed, the client was closed): nobody reads it any more."""
         return self.generation.cancel_requested or self.generation.done
 
+    def reused(self, tokens: int, ssd_tokens: int) -> None:
+        """So many leading tokens come from the prefix cache, `ssd_tokens` of them from disk. Before `admit`.
+
+        The samples of a request share one prefill, and each reports what that took: `prompt_tokens` counts the prompt for each, too.
+        """
+        if self._resumed is not None:
+            self._regained = tokens
+            return  # its prompt was read, and counted, before it was interrupted
+        self.cached_tokens = min(tokens, self.prompt_tokens)  # a continued run takes some of its own answer as well
+        self.ssd_tokens = min(ssd_tokens, self.cached_tokens)
+
     def admit(self) -> None:
         """The row got a place: tell readers its seed and prompt length."""
         if self._admitted is not None:
             return
         self._admitted = self.generation.now
         explicit = self.generation.request.sampling.seed is not None
-        self.generation.emit(lambda s, t: ev.Started(s, t, self._model, self.prompt_tokens, self._seed, explicit))
+        explicit = explicit if self._resumed is None else self._resumed.explicit
+        cached, ssd = self.cached_tokens, self.ssd_tokens
+        self.generation.emit(lambda s, t: ev.Started(s, t, self._model, self.prompt_tokens, self._seed, explicit, cached, ssd))
         self._replay()
 
     def _replay(self) -> None:
         """Show the tokens that this run goes on from, so that its text and its token list are whole."""
-        continuation = self.generation.request.continuation
-        if not continuation:
+        shown = self._given
+        if not shown:
             return
-        records = tuple(
-            ev.TokenRecord(c.id, self._tokenizer.token_text(c.id), cast(ev.Origin, c.origin), self.generation.now, by_hand=c.by_hand)
-            for c in continuation
-        )
-        text, self._matched = self._matcher.push("".join(self._decoder.push(c.id) for c in continuation))
+        if self._resumed is not None and shown[-1].id in self._tokenizer.eos_ids:
+            shown = shown[:-1]  # drawn when the run was stopped; an end of text is counted, never delivered
+        text, self._matched = self._matcher.push("".join(self._decoder.push(c.id) for c in shown))
         self._visible.append(text)
-        self._counts.produced = len(continuation)
+        self._counts.produced = len(self._given)
+        self._counts.steps = 0 if self._resumed is None else len(self._given) - self._resumed.given
+        records = tuple(map(self._replayed, shown))
         self.generation.emit(lambda s, t: ev.Tokens(s, t, records, text))
+
+    def _replayed(self, token: Continued) -> ev.TokenRecord:
+        text, origin = self._tokenizer.token_text(token.id), cast(ev.Origin, token.origin)
+        return ev.TokenRecord(token.id, text, origin, self.generation.now, token.logprob, token.rank, token.top, token.by_hand)
 
     @property
     def settled(self) -> FinishReason | None:
         """The reason if the row is over before its first draw: nothing left to produce, EOS or a stop string already there."""
-        continuation = self.generation.request.continuation
-        if self._matched is not None or (continuation and continuation[-1].id in self._tokenizer.eos_ids):
+        if self._matched is not None or (self._given and self._given[-1].id in self._tokenizer.eos_ids):
             return "stop"
         return "length" if self._counts.produced >= self._max_tokens else None
 
+    def note(self, left: Left | None, undelivered: Drawn | None = None, *, ended: bool = False) -> None:
+        """The run can be resumed from here. left: state of a part of its tokens. undelivered: drawn when the row had been cancelled."""
+        if self._trail is None or (self.generation.done and not ended):
+            return
+        self._noted_at = self.generation.now
+        tokens = [token for event in self.generation.read() if isinstance(event, ev.Tokens) for token in event.tokens]
+        if undelivered is not None:
+            tokens.append(self._record(undelivered))
+        self._trail.note(continued(tokens), left, ended=ended, prompt=(self.cached_tokens, self.ssd_tokens))
+
     def prefilled(self, done: int, total: int) -> None:
-        self.generation.emit(lambda s, t: ev.PrefillProgress(s, t, done, total))
+        cached, ssd = self.cached_tokens, self.ssd_tokens
+        self.generation.emit(lambda s, t: ev.PrefillProgress(s, t, done, total, cached, ssd))
+        if self.generation.now - self._noted_at >= _NOTE_EVERY_S:
+            self.note(None)
 
     def deliver(self, token: Drawn) -> FinishReason | None:
         """Take one produced token; the reason if the row ends here (the caller then calls `finish`)."""
@@ -141,6 +185,8 @@ class Delivery:
         usage = self._usage(reason)
         text = "".join(self._visible)
         self.generation.end(lambda s, t: ev.Finished(s, t, reason, text, usage, self._matched))
+        if self._trail is not None:
+            self._trail.forget()
 
     def cancel(self) -> None:
         """End the row as cancelled, keeping its text."""
@@ -149,9 +195,16 @@ class Delivery:
         self._flush()
         text, usage = "".join(self._visible), self._usage("cancelled")
         self.generation.end(lambda s, t: ev.Cancelled(s, t, text, usage))
+        self.note(None, ended=True)
 
     def fail(self, error: BaseException) -> None:
-        self.generation.fail(error, "".join(self._visible), self._usage("error"))
+        ended = self.generation.fail(error, "".join(self._visible), self._usage("error"))
+        if not ended or self._trail is None:
+            return
+        if isinstance(error, Cancelled | EngineDead):
+            self.note(None, ended=True)
+        else:
+            self._trail.forget()
 
     def _flush(self) -> None:
         """Readers that only append deltas must end with the same text as the terminal event carries."""
@@ -183,9 +236,10 @@ class Delivery:
         }
         return {
             "prompt_tokens": self.prompt_tokens,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens, **({"ssd_tokens": n} if (n := self.ssd_tokens) else {})},
             "completion_tokens": self._counts.produced,
-            **({"continued_tokens": n} if (n := len(self.generation.request.continuation)) else {}),
+            **({"continued_tokens": n} if (n := len(self._given) if self._resumed is None else self._resumed.given) else {}),
+            **({"resumed": {"tokens": len(self._given), "cached_tokens": self._regained}} if self._resumed is not None else {}),
             "finish_reason": reason,
             "execution": {
                 "proposers": [],

@@ -112,6 +112,11 @@ class IncrementalDecoder:
             self._dropped_spaces = 0 if data else self._dropped_spaces - spaces
         return self._utf8.decode(data)
 
+    @property
+    def pending(self) -> bool:
+        """Whether bytes of an unfinished character wait."""
+        return bool(self._utf8.getstate()[0])
+
     def flush(self) -> str:
         """The rest: an unfinished character as U+FFFD. The decoder may be used again after it."""
         text = self._utf8.decode(b"", final=True)
@@ -131,6 +136,11 @@ class WindowedDecoder(IncrementalDecoder):
         self._decode = decode
         self._ids: list[int] = []
         self._shown = ""
+        self._undecided = False
+
+    @property
+    def pending(self) -> bool:
+        return self._undecided
 
     def push(self, token: int) -> str:
         if token in self._hidden:
@@ -138,13 +148,12 @@ class WindowedDecoder(IncrementalDecoder):
         self._ids.append(token)
         text = self._decode(self._ids)
         undecided = text.endswith(REPLACEMENT) or not text.startswith(self._shown)
-        if undecided and len(self._ids) < MAX_UNDECIDED_IDS:
-            return ""
-        return self._deliver(text)
+        self._undecided = undecided and len(self._ids) < MAX_UNDECIDED_IDS
+        return "" if self._undecided else self._deliver(text)
 
     def flush(self) -> str:
         text = self._deliver(self._decode(self._ids)) if self._ids else ""
-        self._ids, self._shown = [], ""
+        self._ids, self._shown, self._undecided = [], "", False
         return text
 
     def _deliver(self, text: str) -> str:

@@ -12,10 +12,11 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from . import blas
 from . import events as ev
@@ -23,15 +24,26 @@ from .config import RuntimeConfig
 from .errors import Cancelled, EngineDead, MlxnbError, ModelError, RequestError
 from .locate import canonical
 from .session import Generation
+from .types import PreparedPrompt
 
 if TYPE_CHECKING:
     from .binding import Backend, Resident
+    from .cache.tree import PrefixCache
     from .loader import Located
+    from .methods.reuse import Shared
+    from .resume import Resumes
 
+T = TypeVar("T")
 State = Literal["starting", "ready", "stopping", "stopped", "dead"]
 _LONG_TEXT = 1_000_000
 _PROGRESS_EVERY_S = 0.2
 _PREDECESSOR_S = 10.0
+_CLOSE_S = 2.0
+"""An engine that died by itself saves what it has kept for so long."""
+_RESUMES_S = 0.5
+"""What the disk takes in this time of the runs that a stop interrupts can be resumed."""
+_CHECK_SHARE = 100
+"""The prefix cache is checked for at most one part in so many of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +102,15 @@ class Engine:
         self._mail: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lanes: list[Lane] = []
         self._backend: Backend | None = None
+        self._shared: Shared | None = None
+        self._resumes: Resumes | None = None
+        self._notices: list[str] = []
+        self._checked = (float("-inf"), 0.0)
         self._memory: Callable[[], dict[str, int]] | None = None
         self._live: list[Work] = []
         self._last_advance = time.monotonic()
         self._stop_asked = threading.Event()
+        self._stop_by: float | None = None
         self._predecessor: threading.Thread | None = predecessor._thread if predecessor is not None else None
         self._text_jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread = threading.Thread(target=self._run, name="mlxnb-engine", daemon=True)
@@ -114,15 +131,24 @@ class Engine:
 
     def unload(self, name: str | None) -> list[str]:
         """Drop idle resident models; blocks until done. Raises RequestError if the named one is in use or not resident."""
-        answer: Future[list[str]] = Future()
+        return self.ask(lambda: self._unload(name))
 
-        def act() -> None:
+    @property
+    def shared(self) -> Shared | None:
+        """The prefix cache and its disk, once the first model is loaded; None if it is off."""
+        return self._shared
+
+    def ask(self, act: Callable[[], T]) -> T:
+        """Have the engine thread do this between two advances, and wait for what comes of it. Raises what it raises, or EngineDead."""
+        answer: Future[T] = Future()
+
+        def run() -> None:
             try:
-                answer.set_result(self._unload(name))
+                answer.set_result(act())
             except Exception as error:
                 answer.set_exception(error)
 
-        self._post(act, None)
+        self._post(run, None)
         while not wait([answer], 1.0).done:
             if not self._thread.is_alive() and not answer.done():
                 raise self._obituary()
@@ -132,7 +158,8 @@ class Engine:
         self._mail.put(lambda: None)
 
     def stop(self, timeout_s: float) -> bool:
-        """Cancel everything and end the thread within timeout_s; whether it ended."""
+        """Cancel everything, save what is kept, and end the thread within timeout_s; whether it ended."""
+        self._stop_by = time.monotonic() + timeout_s
         self._stop_asked.set()
         if self.state in ("starting", "ready"):
             self.state = "stopping"
@@ -156,6 +183,8 @@ class Engine:
             ],
             "ended": [end for lane in lanes if lane.resident is not None for end in lane.resident.ended],
             "memory": self._memory() if self._memory else None,
+            "cache": self._shared.cache.stats() if self._shared is not None else None,
+            "notices": list(self._notices),
             "last_advance_s": round(time.monotonic() - self._last_advance, 3),
             "limits": {
                 "max_rows": self.config.max_rows,
@@ -165,6 +194,26 @@ class Engine:
                 "resident_models": self.config.resident_models,
             },
         }
+
+    def describe_cache(self, limit: int) -> dict[str, Any] | None:
+        """What the prefix cache keeps in memory: `stats`, `tree` (the `limit` most recently used, `PrefixCache.describe_tree`) and
+        `models`, their names by namespace (hex). None without a cache."""
+        shared = self._shared
+        if shared is None:
+            return None
+        models = {namespace.hex(): label for namespace, label in dict(shared.labels).items()}
+        return {"stats": shared.cache.stats(), "tree": shared.cache.describe_tree(limit), "models": models}
+
+    def cached_text(self, namespace: str, ids: Sequence[int]) -> str | None:
+        """The text of these ids, control tokens shown, by the model that this namespace (hex) is of; None if that is not loaded."""
+        name = self._shared.labels.get(bytes.fromhex(namespace)) if self._shared is not None else None
+        residents = [lane.resident for lane in list(self._lanes)]
+        found = next((one for one in residents if one is not None and one.info.name == name), None)
+        if found is None:
+            return None
+        words = found.tokenizer
+        runs = groupby(ids, key=words.special_ids.__contains__)
+        return "".join("".join(map(words.token_text, run)) if special else words.decode(run) for special, run in runs)
 
     def _post(self, action: Callable[[], None], work: Work | None) -> None:
         if not self.alive:
@@ -193,10 +242,10 @@ class Engine:
             choice = blas.preload(self.config.blas)
             self._start(choice)
             self.state = "ready"
-            busy = False
+            rest_s: float | None = None
             while not self._stop_asked.is_set():
-                self._read_mail(block=not busy)
-                busy = self._turn()
+                self._read_mail(rest_s)
+                rest_s = self._turn()
         except BaseException as error:
             self.error = error
             self.state = "dead"
@@ -216,17 +265,18 @@ class Engine:
         self._backend = binding.start_backend(self.config, choice)
         self._memory = binding.memory
 
-    def _read_mail(self, block: bool) -> None:
+    def _read_mail(self, rest_s: float | None) -> None:
+        """Do what others asked for; wait so long for the first, None: until there is one."""
         try:
-            action = self._mail.get(block=block)
+            action = self._mail.get(timeout=rest_s)
             while True:
                 action()
                 action = self._mail.get_nowait()
         except queue.Empty:
             return
 
-    def _turn(self) -> bool:
-        """One bounded advance for each resident model; False when there is nothing to do."""
+    def _turn(self) -> float | None:
+        """One bounded advance for each resident model; in how many seconds the next is due, None if there is nothing to do."""
         busy = False
         for lane in list(self._lanes):
             self._settle(lane)
@@ -243,7 +293,15 @@ class Engine:
         if not busy:
             self._live = [work for work in self._live if work.alive()]
             self._check()
-        return busy
+        if self._shared is None or self._shared.disk is None:
+            return 0.0 if busy else None
+        rest_s = self._shared.disk.advance(busy)
+        # Rows that wait for nothing but the disk are no reason to turn; it wakes the engine when it has something.
+        waits = busy and rest_s is not None and all(r.scheduler.waiting or r.scheduler.idle for r in self._residents())
+        return rest_s if waits or not busy else 0.0
+
+    def _residents(self) -> list[Resident]:
+        return [lane.resident for lane in self._lanes if lane.resident is not None]
 
     def _check(self) -> None:
         from . import binding
@@ -251,7 +309,16 @@ class Engine:
         for lane in self._lanes:
             if lane.resident is not None:
                 lane.resident.scheduler.check()
+        if self._shared is not None:
+            self._check_cache(self._shared.cache)
         binding.trim_memory()
+
+    def _check_cache(self, cache: PrefixCache) -> None:
+        """It walks every block, so not at each of many short rests in a row."""
+        started, (last, cost_s) = time.monotonic(), self._checked
+        if started - last >= _CHECK_SHARE * cost_s:
+            cache.check()
+            self._checked = (started, time.monotonic() - started)
 
     def _finish(self) -> None:
         """Give every live row its terminal event, drop every array, make the last MLX call."""
@@ -265,12 +332,17 @@ class Engine:
             self.state = "stopped"
         # Requests posted while the loop ended register themselves, to be failed with the rest.
         while not self._mail.empty():
-            self._attempt(lambda: self._read_mail(block=False))
+            self._attempt(lambda: self._read_mail(0.0))
         for lane in self._lanes:
             resident, lane.resident = lane.resident, None
             if resident is not None:
                 self._attempt(lambda r=resident: r.close(end))  # type: ignore[misc]
         resident = None
+        if self._resumes is not None:
+            self._attempt(lambda resumes=self._resumes: resumes.close(_RESUMES_S))  # type: ignore[misc]
+        if self._shared is not None:
+            within_s = _CLOSE_S if self._stop_by is None else self._stop_by - time.monotonic()
+            self._attempt(lambda shared=self._shared: shared.close(within_s))  # type: ignore[misc]
         for work in self._live:
             work.fail(end)
         self._lanes.clear()
@@ -386,7 +458,11 @@ class Engine:
         try:
             loaded = loader.load(lane.located, self.config, lane.dtype)
             assert self._backend is not None
-            resident = binding.Resident(loaded, self.config, self._backend)
+            if self._shared is None:
+                self._shared = binding.prefix_cache(self.config, self.wake, self._notices.append)
+            if self._resumes is None:
+                self._resumes = binding.resumes(self.config, self._shared, self._notices.append)
+            resident = binding.Resident(loaded, self.config, self._backend, self._shared, self._resumes)
         except BaseException as error:
             self._drop(lane, error)
             return
@@ -444,12 +520,14 @@ class Engine:
             return
         lane.preparing.append(work)
         request = work.generations[0].request
+        resumed = request.resumed
         preparer = resident.preparer  # a job that lies about must not keep the model and its arrays alive
         size = len(request.text or "") + sum(len(m.content) for m in request.messages or ())
 
         def prepare() -> None:
             try:
-                prompt = preparer.prepare(request)
+                # The rest of a run goes on from the very ids that it began with: a template may say what day it is.
+                prompt = preparer.prepare(request) if resumed is None else PreparedPrompt(resumed.prompt, resumed.stable, "")
             except BaseException as error:
                 failure = error
                 self._mail.put(lambda: self._prepared(lane, work, failure))

@@ -64,21 +64,28 @@ class LoadProgress(Event):
 
 @dataclass(frozen=True, slots=True)
 class Started(Event):
-    """The row was admitted. seed: the one in force, explicit or drawn."""
+    """The row was admitted. seed: the one in force, explicit or drawn.
+
+    cached_tokens: of the prompt's, taken from the prefix cache instead of computed; ssd_tokens: of those, read from disk.
+    """
 
     model: str
     prompt_tokens: int
     seed: int
     seed_explicit: bool
+    cached_tokens: int = 0
+    ssd_tokens: int = 0
     kind: ClassVar[str] = "started"
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress(Event):
-    """done of total prompt tokens are in the state."""
+    """done of total prompt tokens are in the state. cached_tokens, ssd_tokens: of those done, as in `Started`."""
 
     done: int
     total: int
+    cached_tokens: int = 0
+    ssd_tokens: int = 0
     kind: ClassVar[str] = "prefill"
 
 

@@ -6,12 +6,14 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from .errors import RequestError
 
 if TYPE_CHECKING:
     import tokenizers
+
+Place = Literal["first", "later", "inner"]
 
 # From this many characters on, encode through the batch call, which lets other threads run meanwhile.
 LONG_TEXT = 16_384
@@ -129,12 +131,13 @@ class PlainEncoder:
         self.matches_normalized = bool(spec.get("normalizer")) and any(added[i].normalized for i in markers)
         self._variants: dict[str, tuple[tokenizers.Tokenizer, dict[int, int]]] = {}
 
-    def encode(self, text: str, *, starts: bool) -> list[int]:
-        """Ids of one section. starts: it is the first of its text, which some tokenizers mark with a space."""
+    def encode(self, text: str, place: Place) -> list[int]:
+        """Ids of one section. place: "first" of its text or "later", behind a marker: some tokenizers put a space before either;
+        "inner": right behind other ids, where none does."""
         if not text:
             return []
         ids: list[int] = []
-        pending = [(text, "first" if starts else "later")]
+        pending: list[tuple[str, Place]] = [(text, place)]
         while pending:
             piece, variant = pending.pop()
             backend, renamed = self._variant(variant)
@@ -145,11 +148,11 @@ class PlainEncoder:
                 continue
             cuts = [_middle(*span(encoding, i)) for i, token in enumerate(found) if token in self.forbidden]
             edges = [0, *dict.fromkeys(cuts), len(piece)]
-            pieces = [(piece[a:b], variant if a == 0 else "inner") for a, b in itertools.pairwise(edges) if a < b]
+            pieces: list[tuple[str, Place]] = [(piece[a:b], variant if a == 0 else "inner") for a, b in itertools.pairwise(edges) if a < b]
             pending += reversed(pieces)
         return ids
 
-    def _variant(self, name: str) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
+    def _variant(self, name: Place) -> tuple[tokenizers.Tokenizer, dict[int, int]]:
         if name not in self._variants:
             import tokenizers as tk
 

@@ -9,6 +9,9 @@ from typing import Protocol
 from .admission import Entry
 from .errors import CapacityExceeded
 
+_FORESEEN = 64
+"""Entries of the queue whose prompts an entry is compared with when it starts."""
+
 
 class Group(Protocol):
     """Rows that share buffers and one forward, as the scheduler sees them."""
@@ -25,6 +28,8 @@ class Group(Protocol):
     def shares_prefill(self) -> bool: ...
     def bytes_for(self, tokens: Sequence[int]) -> int: ...
     def growth(self, tokens: Sequence[int]) -> int: ...
+    def can_claim(self, entry: Entry) -> bool: ...
+    def claim(self, entry: Entry, followers: Sequence[Entry]) -> None: ...
     def prepare(self, entries: list[Entry]) -> None: ...
     def advance_preparation(self) -> None: ...
     def next_ready(self) -> Entry | None: ...
@@ -50,6 +55,12 @@ class Scheduler:
     def idle(self) -> bool:
         group = self.group
         return not self.queue and not group.active and not group.waiting_rows and not group.preparing
+
+    @property
+    def waiting(self) -> bool:
+        """Prompts are queued and nothing else is under way: what the first of them waits for comes from elsewhere."""
+        group = self.group
+        return bool(self.queue) and not (group.active or group.waiting_rows or group.preparing)
 
     def submit(self, entry: Entry) -> None:
         """Queue one prompt. Raises CapacityExceeded if it could not run even alone."""
@@ -93,13 +104,17 @@ class Scheduler:
         return next(fitting, 0)
 
     def _admit(self) -> None:
-        """Start to prepare the head of the queue, with followers short enough to share its prefill window."""
+        """Start to prepare the head of the queue, with followers short enough to share its prefill window.
+
+        Who lacks a block that another is about to compute waits for it, and everybody behind it: FIFO.
+        """
         if self.group.preparing or not self.queue:
             return
         places = self._max_rows - self.group.active - self.group.waiting_rows
         taken: list[Entry] = []
-        while self.queue and places > 0 and self._fits([*taken, self.queue[0]]):
+        while self.queue and places > 0 and self.group.can_claim(self.queue[0]) and self._fits([*taken, self.queue[0]]):
             entry = self.queue.popleft()
+            self.group.claim(entry, tuple(self.queue)[:_FORESEEN])
             taken.append(entry)
             places -= len(entry.rows)
         if taken:
@@ -108,7 +123,8 @@ class Scheduler:
     def _fits(self, entries: Sequence[Entry]) -> bool:
         if len(entries) > 1 and not self.group.shares_prefill:
             return False
-        if len(entries) > 1 and len(entries) * max(e.target for e in entries) > min(e.chunk or self._chunk for e in entries):
+        widest = max(e.unread for e in entries)
+        if len(entries) > 1 and len(entries) * widest > min(e.chunk or self._chunk for e in entries):
             return False
         if self._max_kv_bytes is None:
             return True
@@ -117,8 +133,7 @@ class Scheduler:
             return False
         # A prepared row exists twice while it joins, unless it is adopted by an empty group. All rows of a prefill window take its width.
         alone = len(entries) == 1 and len(entries[0].rows) == 1 and not self.group.active
-        widest = max(e.target for e in entries)
-        lengths = [max(e.final_tokens, widest) for e in entries]
+        lengths = [max(e.final_tokens, e.target - e.unread + widest) for e in entries]
         need = self.group.bytes_for(lengths) + (0 if alone else self.group.growth(lengths))
         return self.group.kv_bytes + need <= self._max_kv_bytes
 

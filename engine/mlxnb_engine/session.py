@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +12,7 @@ from typing import Any
 
 from . import events as ev
 from .errors import Cancelled, MlxnbError, error_from
-from .types import CompletionRequest
+from .types import CompletionRequest, Resumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,27 +38,33 @@ class Generation:
         self._clock = clock
         self._t0 = clock()
         self._log: list[ev.Event] = []
-        self._grown = threading.Condition(threading.RLock())
-        self._cancel = threading.Event()
+        # Not a Condition: KeyboardInterrupt may strike anywhere in one, and leave its lock held for good.
+        self._writing = threading.RLock()
+        self._waiters: list[_thread.LockType] = []
+        self._cancel = False
         self._on_cancel: Callable[[], None] | None = None
         self._timing = Timing()
+        self.ticket: Resumed | None = None
+        """What another run needs to be the rest of this one, should it be stopped; None before it is admitted."""
 
     # -- engine side ---------------------------------------------------------------------------------------------
 
     def emit(self, make: Callable[[int, float], ev.Event]) -> ev.Event:
         """Append the event that `make(seq, t)` returns. Raises RuntimeError after the terminal event."""
-        with self._grown:
+        with self._writing:
             if self._log and self._log[-1].terminal:
                 raise RuntimeError(f"{self.id}: event after {type(self._log[-1]).__name__}")
             event = make(len(self._log), self._clock() - self._t0)
-            self._log.append(event)
             self._note(event)
-            self._grown.notify_all()
+            self._log.append(event)
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                waiter.release()
             return event
 
     def end(self, make: Callable[[int, float], ev.Event]) -> bool:
         """Append a terminal event unless the row already ended; whether this call ended it. Any thread."""
-        with self._grown:
+        with self._writing:
             if self._log and self._log[-1].terminal:
                 return False
             self.emit(make)
@@ -77,7 +85,7 @@ class Generation:
 
     @property
     def cancel_requested(self) -> bool:
-        return self._cancel.is_set()
+        return self._cancel
 
     # -- reader side ---------------------------------------------------------------------------------------------
 
@@ -91,6 +99,11 @@ class Generation:
         return len(self._log)
 
     @property
+    def submitted_at(self) -> float:
+        """When it was submitted, on its clock: what the times of its events are counted from."""
+        return self._t0
+
+    @property
     def now(self) -> float:
         """Seconds since submit."""
         return self._clock() - self._t0
@@ -102,8 +115,8 @@ class Generation:
     @property
     def terminal(self) -> ev.Event | None:
         """The terminal event, or None while the row lives."""
-        with self._grown:
-            return self._log[-1] if self._log and self._log[-1].terminal else None
+        last = self._log[-1:]
+        return last[0] if last and last[0].terminal else None
 
     @property
     def done(self) -> bool:
@@ -111,16 +124,32 @@ class Generation:
 
     def cancel(self) -> None:
         """Ask the engine to drop this row at its next safe point. Idempotent, any thread, never blocks."""
-        self._cancel.set()
+        self._cancel = True
         if self._on_cancel is not None:
             self._on_cancel()
 
     def read(self, since: int = 0, timeout_s: float | None = 0.0) -> list[ev.Event]:
         """Events from `since` on. Waits up to timeout_s (None: for ever) if there is none yet; [] on time-out."""
-        with self._grown:
-            if len(self._log) <= since and timeout_s != 0.0:
-                self._grown.wait_for(lambda: len(self._log) > since, timeout_s)
-            return self._log[since:]
+        if timeout_s != 0.0:
+            self._wait_for(lambda: len(self._log) > since, timeout_s)
+        return self._log[since:]
+
+    def _wait_for(self, ready: Callable[[], bool], timeout_s: float | None) -> None:
+        """Block until this holds, which only an event can bring about. Holds no lock that `emit` needs, wherever it is interrupted."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not ready():
+            left = -1.0 if deadline is None else deadline - time.monotonic()
+            if deadline is not None and left <= 0:
+                return
+            waiter = _thread.allocate_lock()
+            waiter.acquire()
+            self._waiters.append(waiter)
+            # An event before this line is seen here; one after it finds the waiter.
+            if ready():
+                return
+            if not waiter.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+                with contextlib.suppress(ValueError):  # an event came just now and took it out
+                    self._waiters.remove(waiter)
 
     def events(self, since: int = 0) -> Iterator[ev.Event]:
         """Yield events as they come, up to and with the terminal one."""
@@ -133,8 +162,7 @@ class Generation:
 
     def wait(self, timeout_s: float | None = None) -> ev.Event | None:
         """Block until the terminal event; None on time-out. May be interrupted by KeyboardInterrupt."""
-        with self._grown:
-            self._grown.wait_for(lambda: bool(self._log) and self._log[-1].terminal, timeout_s)
+        self._wait_for(lambda: self.done, timeout_s)
         return self.terminal
 
     def raise_for_error(self) -> None:

@@ -78,7 +78,7 @@ class Tokenizer:
         check_text(text)
         if control:
             return list(run(self._backend, text).ids)
-        return self._plain.encode(text, starts=True)
+        return self._plain.encode(text, "first")
 
     def fewest_tokens(self, text: str) -> int:
         """How many tokens this text has at least, without encoding it; 0 where the tokenizer may drop or join any amount of text."""
@@ -112,10 +112,17 @@ class Tokenizer:
             if token in self._plain.forbidden:
                 start, end = span(encoding, i)
                 if nonce not in text[start:end]:
-                    ids += self._plain.encode(text[done:start].replace(nonce, ""), starts=done == 0)
+                    ids += self._plain.encode(text[done:start].replace(nonce, ""), "later" if done else "first")
                     ids.append(token)
                     done = end
-        return ids + self._plain.encode(text[done:].replace(nonce, ""), starts=done == 0)
+        return ids + self._plain.encode(text[done:].replace(nonce, ""), "later" if done else "first")
+
+    def encode_after(self, text: str, nonce: str) -> list[int]:
+        """`encode_broken` of a text that goes on right behind other ids, so that nothing is put before it."""
+        found = self.markers.find(text)
+        start = len(text) if found is None else found
+        head = self._plain.encode(check_text(text[:start]).replace(nonce, ""), "inner")
+        return head + self.encode_broken(text[start:], nonce) if found is not None else head
 
     def breaks(self, text: str, keep: frozenset[str] = frozenset()) -> list[int]:
         """Where to put a nonce into content so that no marker can form in it or with its neighbours: ascending positions.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NewType
 
 from .errors import RequestError
+from .events import Alternative, TokenRecord
 
 RequestId = NewType("RequestId", str)
 TokenId = NewType("TokenId", int)
@@ -26,11 +27,24 @@ LARGEST_SCORE = 1e30
 
 
 @dataclass(frozen=True, slots=True)
+class Generated:
+    """The ids by which a model wrote an answer, since encoding its text anew may give others.
+
+    ids: in order, without the end-of-text token. start: characters of the content before what they wrote (a prefill). Of the
+    text they spell the content has all, or its beginning where a stop string cut it.
+    """
+
+    ids: tuple[TokenId, ...]
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation as text."""
+    """One turn of a conversation as text. generated: how the model wrote it; messages that say the same are equal without it."""
 
     role: Role
     content: str
+    generated: Generated | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +137,61 @@ def _optional(x: float | None, least: float = -1e6, most: float = 1e6) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Continued:
-    """A token that an earlier run produced, or (by_hand) that a person chose, and that this run goes on from."""
+    """A token that an earlier run produced, or (by_hand) that a person chose, and that this run goes on from.
+
+    logprob, rank, top: as that run captured them (`events.TokenRecord`).
+    """
 
     id: TokenId
     origin: str = "sampled"
     by_hand: bool = False
+    logprob: float | None = None
+    rank: int | None = None
+    top: tuple[Alternative, ...] = ()
+
+    @classmethod
+    def of(cls, token: TokenRecord) -> Continued:
+        return cls(TokenId(token.id), token.origin, token.by_hand, token.logprob, token.rank, token.top)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Left:
+    """State that a row left behind when it was interrupted, as host bytes: nothing of it is computed again.
+
+    length: tokens that it had consumed. start: of those, in whole blocks of the prefix cache. tail: K and V of the others, 64 at
+    most, per layer. recurrent: recurrent state right after them. Both in the order of the model's own layout.
+    """
+
+    start: int
+    length: int
+    tail: tuple[memoryview, ...]
+    recurrent: tuple[memoryview, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in (*self.tail, *self.recurrent))
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What makes a run that goes on from tokens the same run that was interrupted.
+
+    key: names the run over all its interruptions, 32 hex digits. seed: the one in force; explicit: whether it was asked for.
+    policy: (what, digest) pairs of all that decides what is drawn; going on under another one is refused.
+    prompt: its ids, of which `stable` outlast the answer. given: of the tokens those that the run itself went on from.
+    cached_tokens, ssd_tokens: what of its prompt it had taken from the prefix cache. left: state to take up; None: compute it.
+    """
+
+    key: str
+    seed: int
+    explicit: bool
+    policy: tuple[tuple[str, str], ...]
+    prompt: tuple[TokenId, ...]
+    stable: int = 0
+    given: int = 0
+    cached_tokens: int = 0
+    ssd_tokens: int = 0
+    left: Left | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +203,10 @@ class CompletionRequest:
     stop: text stop strings; they may span token boundaries and are never delivered.
     continuation: produced tokens to go on from; they count towards max_tokens, and the draws that follow are those of their
         own positions, so that a run continued from its own tokens repeats itself.
+    resumed: the run that these tokens are of was interrupted, and this one is the rest of it.
     open_fields: sampling fields that nobody chose; the engine fills them from the model's defaults (`policy.with_model`).
+    session: the conversation that this belongs to. A hint for the prefix cache among equally good candidates: it changes neither
+        content nor namespace.
     """
 
     id: RequestId
@@ -155,6 +222,8 @@ class CompletionRequest:
     dtype: str | None = None
     open_fields: tuple[str, ...] = ()
     continuation: tuple[Continued, ...] = ()
+    resumed: Resumed | None = None
+    session: str | None = None
 
     def validate(self) -> None:
         """Raise RequestError for anything wrong that needs no model to see."""
@@ -176,11 +245,16 @@ class CompletionRequest:
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """Ids of one prompt. `stable` is how many leading ids the template keeps when turns are added."""
+    """Ids of one prompt.
+
+    stable: how many leading ids the template keeps when an answer and another question are added. spliced: how many are ids
+    that a model wrote in an earlier turn, put back as they were.
+    """
 
     ids: tuple[TokenId, ...]
     stable: int
     text: str
+    spliced: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,11 +51,14 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Namespace:
-    """What state belongs to besides its tokens: components 1 to 14 of reliability 3.1. None in any: it cannot be read.
+    """What state belongs to besides its tokens: components 1 to 14 of reliability 3.1, and on what it was computed. None in any: it
+    cannot be read.
 
     fingerprint: components 1 to 7 (`fingerprint.with_layout`). adapters: in order. codec: its name per layer.
     delayed_start: tokens before a delayed codec converts, 0 if it does not wait. companion: identity of what is stored with the
-    target's state (a draft model's or MTP's own state), "" if nothing is.
+    target's state (a draft model's or MTP's own state), "" if nothing is. numerics: what decides the bits of a computation besides
+    its operands (device, BLAS mode, MLX version). Without it, processes that share a directory would mix state of a backend that
+    promises equal bits with state of one that does not.
     """
 
     fingerprint: str | None
@@ -66,6 +69,7 @@ class Namespace:
     companion: str | None = ""
     block_tokens: int = T
     record_format: int = RECORD_FORMAT
+    numerics: str | None = ""
 
     def digest(self) -> bytes | None:
         """32 bytes that name it in RAM and on disk; None if a component cannot be read: then nothing is reused or stored."""
@@ -81,6 +85,7 @@ class Namespace:
             ("companion", _text(self.companion)),
             ("block_tokens", _text(self.block_tokens)),
             ("record_format", _text(self.record_format)),
+            ("numerics", _text(self.numerics)),
         ]
         known = [(tag, value) for tag, value in fields if value is not None]
         return bytes.fromhex(digest_fields(known)) if len(known) == len(fields) else None

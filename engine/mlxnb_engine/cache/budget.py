@@ -94,6 +94,27 @@ class Budget:
                 continue
             self._listing.discard(path)
 
+    def clear(self, namespace: bytes | None) -> tuple[int, int] | None:
+        """Delete what is kept of a namespace, or of all with what was set aside: files and bytes that went. Raises OSError.
+
+        None: another process keeps the lock. Leaves go before parents, so that what an interruption leaves can be used.
+        """
+        with self._home.exclusive(LOCK_WAIT_S) as locked:
+            if not locked:
+                return None
+            self._settle()
+            self._home.sweep()
+            self._listing.refresh()
+            before, files = self.used_bytes, 0
+            mine = (pair for pair in self._listing.items() if namespace is None or namespace.hex() in pair[0].split("/"))
+            for path, _ in sorted(mine, key=lambda pair: pair[1].mtime_ns):
+                if attempt(self._files.unlink, f"{self._root}/{path}"):
+                    self._listing.discard(path)
+                    files += 1
+            if namespace is None:
+                self.trim_quarantine(0, 0)
+            return files, before - self.used_bytes
+
     def trim_quarantine(self, most_files: int = QUARANTINE_FILES, most_bytes: int = QUARANTINE_BYTES) -> None:
         """Delete the oldest until no more than this is left. Raises OSError."""
         folder = f"{self._root}/quarantine"

@@ -8,9 +8,10 @@ Root(namespace) --key--> block 0 --key--> block 1 --key--> block 2 --ids--> tail
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
+from typing import Any
 
 from .blocks import Block, Payload, Reuse, T, Tail, block_key, root_key
 
@@ -223,3 +224,34 @@ class Root:
             and all(below.parent is node for node in blocks for below in node.below())
             and all(a != b[: len(a)] for node in blocks for a, b in pairwise(sorted(x.ids for x in node.below())))
         )
+
+
+def youngest(roots: Iterable[Root], limit: int) -> tuple[list[Node], int]:
+    """The `limit` most recently used blocks and tails of these, each after its parent, and how many there are besides."""
+    aged = [pair for root in roots for pair in root.aged()]
+    aged.sort(key=lambda pair: -pair[1])  # stable, and a parent is as young as the youngest below it: it stays before that
+    return [node for node, _ in aged[:limit]], max(0, len(aged) - limit)
+
+
+def describe(chosen: Iterable[Node]) -> list[dict[str, Any]]:
+    """These nodes, JSON-able. parent: place among them, None under a root. start: tokens before it."""
+    places: dict[Node | None, int] = {}
+    nodes = []
+    for node in chosen:
+        places[node] = len(places)
+        nodes.append(
+            {
+                "parent": places.get(node.parent),
+                "namespace": node.root.namespace.hex(),
+                "kind": "block" if node.block is not None else "tail",
+                "key": node.block.key.hex() if node.block is not None else None,
+                "start": node.parent.end if node.parent is not None else 0,
+                "ids": list(node.ids),
+                "bytes": node.nbytes,
+                "attachment": node.attachment is not None,
+                "leases": node.leases,
+                "session": node.session,
+                "stored": node.stored,
+            }
+        )
+    return nodes

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from . import record
+from . import labels, record
 from .blocks import RECORD_FORMAT, Block
 from .budget import FULL, PAUSE_S, Budget, Pause, Spare
 from .files import FileOps, write_all
@@ -37,7 +37,7 @@ _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EACCES, errno.EINTR,
 class Store:
     """One process's hold on a cache directory, over all namespaces.
 
-    Owner: the I/O thread; `usable` and `listed` may be asked by any. After a fork the child's copy is dead.
+    Owner: the I/O thread; `usable`, `listed` and `has` may be asked by any. After a fork the child's copy is dead.
     Invariant: file bytes of all processes, temporary and quarantined ones included, <= budget_bytes before each publish; several
     processes that publish at once exceed it by at most one record each. Reserved bytes are 0 between calls.
     Lifetime: `open` once, `close` once; in between no call raises for I/O. If `open` finds no usable directory, every call is
@@ -101,6 +101,18 @@ class Store:
             if stored and layout.namespace.hex() not in stored:
                 self._say("cold", f"{self._root} holds blocks, but none for this model as it is set up now: its first prompts start cold.")
 
+    def label(self, namespace: bytes, text: str) -> None:
+        """Note what people call it, to be shown by `labels.read`."""
+        if self.usable:
+            attempt(labels.write, self._files, self._root, self._home.temporary(), namespace, text)
+
+    def clear(self, namespace: bytes | None = None) -> tuple[int, int] | None:
+        """Delete a namespace's records, or everything: files and bytes that went; None if the directory cannot be changed now."""
+        try:
+            return self._budget.clear(namespace) if self.usable else None
+        except OSError:
+            return None
+
     @property
     def used_bytes(self) -> int:
         return self._budget.used_bytes
@@ -116,6 +128,11 @@ class Store:
     def listed(self, namespace: bytes, key: bytes) -> bool:
         """Whether a record is there, as far as this process knows."""
         return self._listing.get(record_path(namespace, key)) is not None
+
+    def has(self, namespace: bytes, block: Block) -> bool:
+        """Whether a record is known to be there that does as well as one of this block."""
+        entry = self._listing.get(record_path(namespace, block.key))
+        return entry is not None and (block.attachment is None or bool(entry.attached))
 
     def publish(self, layout: Layout, block: Block) -> Outcome:
         """Write the record of a block unless it is there; an attachment that the record lacks replaces it.

@@ -6,12 +6,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any
 
 from ..errors import EngineDead
-from .blocks import Block, Payload, Reuse, T, Tail, block_key, first_seen, root_key
-from .nodes import Ages, Node, Root
+from .blocks import Block, Payload, Reuse, T, Tail, block_key, root_key
+from .lease import Lease
+from .nodes import Ages, Node, Root, describe, youngest
 
 Spill = Callable[[Block, bytes], bool]
 """(block, namespace) -> it is stored or queued. Called on the thread that caused it, with no lock of the cache held, parents
@@ -34,44 +34,6 @@ class _Counts:
     collisions: int = 0
 
 
-class Lease:
-    """Blocks promised to stay until `close()`, and how many of their tokens are meant.
-
-    length: tokens covered, 0 for a miss. blocks: the whole ones, from the first on. part: a block or tail of which the first
-    `length - 64 * len(blocks)` tokens follow them; None if the lease ends at a block end. key: that of the last whole block (of
-    the root, if there is none): the parent of the next one.
-    Lifetime: closed by whoever took it, once its copies are evaluated; then it lets go of the blocks. Nothing in it may be
-    written to.
-    """
-
-    def __init__(self, cache: PrefixCache, namespace: bytes, length: int, nodes: list[Node]) -> None:
-        self.length = length
-        self.blocks: tuple[Block, ...] = tuple(node.block for node in nodes[: length // T] if node.block is not None)
-        self.part: Block | Tail | None = nodes[-1].value if length % T else None
-        self.key = self.blocks[-1].key if self.blocks else root_key(namespace)
-        self._cache, self._nodes = cache, nodes
-
-    @property
-    def attachment(self) -> Payload | None:
-        """State right after the last token, if the lease ends at a block end that has one."""
-        return self.blocks[-1].attachment if self.blocks and self.part is None else None
-
-    def needed(self, window: int | None) -> tuple[Block, ...]:
-        """The whole blocks that a layer must get back. window: tokens a sliding layer sees, None for one that sees all."""
-        return self.blocks[first_seen(self.length, window) :]
-
-    def close(self) -> None:
-        """Give the promise back. Idempotent."""
-        self._cache._release(self)
-        self.blocks, self.part, self._nodes = (), None, []
-
-    def __enter__(self) -> Lease:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-
 class PrefixCache:
     """Radix tree of immutable 64-token blocks in RAM under one byte budget, with a spill callback behind it.
 
@@ -89,6 +51,7 @@ class PrefixCache:
         self._roots: dict[bytes, Root] = {}
         self._ages = Ages()
         self._leases: set[Lease] = set()
+        self._unsaved: dict[Node, None] = {}  # blocks to offer to `spill` before they have to go, in the order they came
         self._used = self._leased = 0  # bytes: of all that is counted; of that, under a lease
         self._counts = _Counts()
         self._closed = False
@@ -111,20 +74,31 @@ class PrefixCache:
         with self._lock:
             root = self._root(namespace)
             length, nodes = root.longest(ids, reuse, session)
-            lease = Lease(self, namespace, length, nodes)
-            if nodes:
-                self._touch(nodes[-1], session)
-            for node in nodes:
-                self._leased += node.nbytes if not node.leases else 0
-                node.leases += 1
-                self._ages.discard(node)
-            self._leases.add(lease)
             for counts in (self._counts, root):
                 counts.hits += length > 0
                 counts.misses += length == 0
             self._counts.hit_tokens += length
             self._counts.asked_tokens += len(ids)
-            return lease
+            return self._lease(root, length, nodes, session)
+
+    def hold(self, ids: Sequence[int], namespace: bytes) -> Lease:
+        """Lease the whole blocks of these ids that are here, usable or not, while others are being fetched. Counts as no hit."""
+        with self._lock:
+            root = self._root(namespace)
+            length, nodes = root.longest(ids, Reuse(), None)
+            whole = length // T
+            return self._lease(root, whole * T, nodes[:whole], None)
+
+    def _lease(self, root: Root, length: int, nodes: list[Node], session: str | None) -> Lease:
+        lease = Lease(self, root.namespace, length, nodes)
+        if nodes:
+            self._touch(nodes[-1], session)
+        for node in nodes:
+            self._leased += node.nbytes if not node.leases else 0
+            node.leases += 1
+            self._ages.discard(node)
+        self._leases.add(lease)
+        return lease
 
     def _release(self, lease: Lease) -> None:
         with self._lock:
@@ -156,6 +130,15 @@ class PrefixCache:
         self._offer(leaving)
         return kept
 
+    def put_stored(self, block: Block, namespace: bytes, session: str | None = None) -> bool:
+        """`put` of a block that was read from where `spill` writes to: it need not be offered there again."""
+        kept = self.put(block, namespace, session)
+        node = self._roots[namespace].blocks.get(block.key)
+        if kept and node is not None and (node.attachment is None or block.attachment is not None):
+            node.stored = True
+            self._unsaved.pop(node, None)
+        return kept
+
     def _put(self, node: Node, block: Block, session: str | None, leaving: list[Node]) -> bool:
         """leaving: gets what is to be spilled."""
         present = node.root.blocks.get(block.key)
@@ -183,6 +166,7 @@ class PrefixCache:
         if not self._fits(attachment.nbytes, present):
             return False
         present.root.attach(present, attachment)
+        self._unsaved[present] = None
         self._used += attachment.nbytes
         self._leased += attachment.nbytes if present.leases else 0
         self._evict(leaving)
@@ -209,6 +193,11 @@ class PrefixCache:
         return True
 
     # -- room ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def room(self) -> int:
+        """Bytes for blocks if all went that may go."""
+        return self.budget_bytes - self._leased
 
     def _fits(self, nbytes: int, keep: Node) -> bool:
         """Could so many bytes be added if all went but leased blocks, `keep` and its ancestors?"""
@@ -237,6 +226,8 @@ class PrefixCache:
             self._unlink(parent.tails[known])
         self._ages.discard(parent)
         node.root.add(node)
+        if node.block is not None:
+            self._unsaved[node] = None
         self._used += node.nbytes
         self._touch(node, session)
         self._evict(leaving)
@@ -245,6 +236,7 @@ class PrefixCache:
         """Nobody finds it from now on. Its bytes count until the last lease on it closes."""
         assert leaf.parent is not None
         self._ages.discard(leaf)
+        self._unsaved.pop(leaf, None)
         leaf.root.remove(leaf)
         self._ages.add(leaf.parent)
         self._used -= leaf.nbytes if not leaf.leases else 0
@@ -252,6 +244,30 @@ class PrefixCache:
     def _touch(self, node: Node, session: str | None) -> None:
         self._ages.use(node)
         node.session = session if session is not None else node.session
+
+    def save_some(self, most_bytes: int) -> bool:
+        """Offer blocks to the spill callback before they have to go, about so many bytes of them; whether more wait.
+
+        What it refuses waits no longer, and is offered again when it leaves.
+        """
+        left = most_bytes
+        while self._unsaved and left > 0:
+            node = next(iter(self._unsaved))
+            left -= node.nbytes
+            self._offer([node])
+            self._unsaved.pop(node, None)
+        return bool(self._unsaved)
+
+    @property
+    def unsaved(self) -> int:
+        """Blocks that the spill callback has not accepted."""
+        return sum(node.block is not None and not node.stored for root in self._roots.values() for node in root.nodes())
+
+    def save_all(self) -> None:
+        """Every block is to be offered, parents first, also what was accepted before: it may be gone there by now."""
+        for node in [node for root in self._roots.values() for node in root.nodes() if node.block is not None]:
+            node.stored = False
+            self._unsaved[node] = None
 
     def _offer(self, leaving: list[Node]) -> None:
         """Hand blocks to the spill callback, each after those of its ancestors that it has not accepted yet."""
@@ -263,6 +279,7 @@ class PrefixCache:
                 node = node.parent
             for node in reversed(path):
                 node.stored = self._accepted(node)
+                self._unsaved.pop(node, None)
                 if not node.stored:
                     break
 
@@ -293,6 +310,7 @@ class PrefixCache:
             for node in root.remove_all() if root is not None else ():
                 self._used -= node.nbytes if not node.leases else 0
                 self._ages.discard(node)
+                self._unsaved.pop(node, None)
 
     def clear(self) -> None:
         """Forget everything. Nothing is spilled."""
@@ -335,28 +353,9 @@ class PrefixCache:
         parent: place in `nodes`, None under a root. start: tokens before it. left_out: how many nodes there are besides.
         """
         with self._lock:
-            aged = [pair for root in self._roots.values() for pair in root.aged()]
-            aged.sort(key=lambda pair: -pair[1])  # stable, and a parent is as young as the youngest below it: it stays before that
-            places: dict[Node | None, int] = {}
-            nodes = []
-            for node, _ in aged[:limit]:
-                places[node] = len(places)
-                nodes.append(
-                    {
-                        "parent": places.get(node.parent),
-                        "namespace": node.root.namespace.hex(),
-                        "kind": "block" if node.block is not None else "tail",
-                        "key": node.block.key.hex() if node.block is not None else None,
-                        "start": node.parent.end if node.parent is not None else 0,
-                        "ids": list(node.ids),
-                        "bytes": node.nbytes,
-                        "attachment": node.attachment is not None,
-                        "leases": node.leases,
-                        "session": node.session,
-                        "stored": node.stored,
-                    }
-                )
-            return {"nodes": nodes, "left_out": len(aged) - len(nodes)}
+            chosen, left_out = youngest(self._roots.values(), limit)
+        # Without the lock: what costs the time is the text, and a put must not wait for it.
+        return {"nodes": describe(chosen), "left_out": left_out}
 
     def check(self) -> None:
         """Raise RuntimeError unless bytes, leases and places in the tree add up."""

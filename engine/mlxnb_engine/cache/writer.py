@@ -73,6 +73,16 @@ class Flush:
         self.gate.acquire()
 
 
+class Clear:
+    """One caller's wish to empty a namespace, or all. gate: opens once `gone` counts: (files, bytes), None if it could not be done."""
+
+    def __init__(self, namespace: bytes | None) -> None:
+        self.namespace = namespace
+        self.gone: tuple[int, int] | None = None
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+
 class Writer:
     """Owner of the I/O thread, and through it of the store. Its methods may be called from any thread, and none does I/O.
 
@@ -92,6 +102,8 @@ class Writer:
         self._chains: dict[bytes, tuple[Layout, Sequence[BlockName]]] = {}
         self._saves: dict[bytes, _Save] = {}
         self._flushes: deque[Flush] = deque()
+        self._clears: deque[Clear] = deque()
+        self._labels: dict[bytes, str] = {}
         self._fates: dict[bytes, tuple[bytes, Fate]] = {}  # key -> (namespace, what became of it) since the last receipt
         self._writing: _Save | None = None
         self._number = 0
@@ -130,6 +142,40 @@ class Writer:
             self.queued_bytes += growth
         self._bell.put(None)
         return True
+
+    def can_save(self, nbytes: int) -> bool:
+        """Whether the queue has room for a block of this size."""
+        return self._here and self._open and not self._off and self.queued_bytes + nbytes <= self.queue_bytes
+
+    def has(self, namespace: bytes, block: Block) -> bool:
+        """Whether a record that does as well as one of this block is there or on its way: no need to hand it in."""
+        if not self._here:
+            return False
+        with self._lock:
+            queued = self._saves.get(block.key)
+            if queued is not None and (block.attachment is None or queued.block.attachment is not None):
+                return True
+        return self._store.has(namespace, block)
+
+    def label(self, namespace: bytes, text: str) -> None:
+        """Note, some time, what people call this namespace."""
+        if self._here:
+            with self._lock:
+                self._labels[namespace] = text
+            self._bell.put(None)
+
+    def clear(self, namespace: bytes | None) -> Clear:
+        """Forget what is queued of a namespace, or all, and delete its records; wait by the gate if you want to."""
+        clear = Clear(namespace)
+        with self._lock:
+            taken = self._here and self._open and not self._off
+            if taken:
+                self._clears.append(clear)
+        if taken:
+            self._bell.put(None)
+        else:
+            clear.gate.release()
+        return clear
 
     def keep(self, layout: Layout, names: Sequence[BlockName]) -> None:
         """This chain, root first, is in use: what is stored of it stays longest."""
@@ -200,8 +246,11 @@ class Writer:
         with self._lock:
             was_open, self._open = self._open, False
             reads, self._reads = self._reads, deque()
+            clears, self._clears = self._clears, deque()
         for read in reads:
             read.restoring.finish(None)
+        for clear in clears:
+            clear.gate.release()
         if not was_open:
             return Receipt()
         receipt = self.flush(0.8 * timeout_s if self._thread.is_alive() else 0.0)
@@ -253,6 +302,10 @@ class Writer:
                 return None
             if self._reads:
                 return partial(self._restore, self._reads.popleft())
+            if self._clears:
+                return partial(self._clear, self._clears.popleft())
+            if self._labels:
+                return partial(self._store.label, *self._labels.popitem())
             if self._chains:
                 chains, self._chains = self._chains, {}
                 return partial(self._keep, chains)
@@ -274,6 +327,18 @@ class Writer:
             self._unsettled = self._unsettled or result is not None
         finally:
             read.restoring.finish(result)
+
+    def _clear(self, clear: Clear) -> None:
+        with self._lock:
+            for key, save in list(self._saves.items()):
+                if clear.namespace in (None, save.layout.namespace):
+                    del self._saves[key]
+                    self.queued_bytes -= save.block.nbytes
+            self._fates = {key: fate for key, fate in self._fates.items() if clear.namespace not in (None, fate[0])}
+        try:
+            clear.gone = self._store.clear(clear.namespace)
+        finally:
+            clear.gate.release()
 
     def _keep(self, chains: dict[bytes, tuple[Layout, Sequence[BlockName]]]) -> None:
         for layout, names in chains.values():

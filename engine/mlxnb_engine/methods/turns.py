@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ..admission import Entry
 from ..graph import ModelGraph
 from ..state.spec import State
+from .checkpoints import Checkpoints
 from .window import GroupLimits, Preparation, Row, WindowGroup
 
 
@@ -18,9 +19,11 @@ class Turns:
     """
 
     shares_prefill = False
+    reuse = None
+    """Rows in mlx-lm's own caches are not cut into blocks: their layouts are as many as these models. Nothing of them is kept."""
 
-    def __init__(self, graph: ModelGraph, limits: GroupLimits) -> None:
-        self.graph, self.limits = graph, limits
+    def __init__(self, graph: ModelGraph, limits: GroupLimits, checkpoints: Checkpoints | None = None) -> None:
+        self.graph, self.limits, self.checkpoints = graph, limits, checkpoints
         self._reader = WindowGroup(graph, limits)
         self._lanes: deque[WindowGroup] = deque()
         self._past = (0, 0)  # steps and tokens so far
@@ -49,6 +52,12 @@ class Turns:
     def growth(self, tokens: Sequence[int]) -> int:
         return self._reader.growth(tokens)
 
+    def can_claim(self, entry: Entry) -> bool:
+        return self._reader.can_claim(entry)
+
+    def claim(self, entry: Entry, followers: Sequence[Entry]) -> None:
+        self._reader.claim(entry, followers)
+
     def prepare(self, entries: list[Entry]) -> None:
         self._reader.prepare(entries)
 
@@ -65,7 +74,7 @@ class Turns:
             return 0
         prep, joined = self._reader.ready[0][0], 0
         while entry.rows and joined < places:
-            lane = WindowGroup(self.graph, self.limits)
+            lane = WindowGroup(self.graph, self.limits, checkpoints=self.checkpoints)
             lane.join(prep, entry)
             joined += 1
             if lane.rows:

@@ -28,7 +28,9 @@ from ..state.lone import LoneState
 from ..state.slots import Slots
 from ..state.spec import Geometry, State
 from ..types import FinishReason, TokenId
+from .checkpoints import Checkpoints
 from .compiled import CompiledSteps
+from .reuse import Chain, Cut, PrefixReuse
 
 
 @dataclass(eq=False, slots=True)
@@ -36,7 +38,9 @@ class Row:
     """One running sequence.
 
     slot: the handle that its group's state gave it. pending: the next token to consume, on the host at every safe point.
-    Invariant there: len(consumed) == slot.length.
+    chain: what it gives to the prefix cache; None if nothing (more). noted_at: when it was last noted, by the clock of the
+    checkpoints. left_chain, undelivered: of a cancelled row, where it stood, and a token that was drawn and not delivered.
+    Invariant at a safe point: len(consumed) == slot.length.
     """
 
     spec: RowSpec
@@ -46,6 +50,11 @@ class Row:
     pending: TokenId
     drawn: int = 0
     ended: bool = False
+    chain: Chain | None = None
+    noted_at: float | None = None
+    cancelled: bool = False
+    left_chain: Chain | None = None
+    undelivered: Drawn | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -83,8 +92,11 @@ class WindowGroup:
     Lifetime: `dispose()` ends every row and drops every array.
     """
 
-    def __init__(self, graph: ModelGraph, limits: GroupLimits) -> None:
-        self.graph, self.limits = graph, limits
+    def __init__(
+        self, graph: ModelGraph, limits: GroupLimits, reuse: PrefixReuse | None = None, checkpoints: Checkpoints | None = None
+    ) -> None:
+        """reuse: the group's side of the prefix cache; None computes everything anew. checkpoints: None if no row is noted."""
+        self.graph, self.limits, self.reuse, self.checkpoints = graph, limits, reuse, checkpoints
         self.slots = self._new_slots()
         self._compiled = CompiledSteps(graph) if limits.geometry.compiled else None
         self.rows: list[Row] = []
@@ -92,6 +104,7 @@ class WindowGroup:
         self.ready: deque[tuple[Preparation, Entry]] = deque()
         self.steps = 0
         self.tokens = 0
+        self.read_tokens = 0
         self._flight: _Flight | None = None
 
     def _new_slots(self) -> State:
@@ -168,13 +181,27 @@ class WindowGroup:
 
     # -- preparing rows ----------------------------------------------------------------------------------------------
 
+    def can_claim(self, entry: Entry) -> bool:
+        """Whether no other entry is computing what this one lacks first."""
+        return self.reuse is None or self.reuse.can_claim(entry)
+
+    def claim(self, entry: Entry, followers: Sequence[Entry]) -> None:
+        """The entry is about to be prepared; `followers` wait behind it."""
+        if self.reuse is not None:
+            self.reuse.claim(entry, followers)
+
     def prepare(self, entries: list[Entry]) -> None:
-        """Begin to prefill these entries together. At most one preparation at a time."""
+        """Begin to prefill these entries together, from where the prefix cache leaves off. At most one preparation at a time."""
         assert self.preparation is None
         slots = self._new_slots()
         for entry in entries:
             entry.state = slots.add(self._tokens_to_hold(entry, entry.target + 1))
+        for entry in entries:
+            if self.reuse is not None:
+                self.reuse.open(slots, entry)
             for spec in entry.rows:
+                if entry.cached:
+                    notify(spec.consumer, partial(spec.consumer.reused, entry.cached, entry.ssd_tokens))
                 notify(spec.consumer, spec.consumer.admit)
         self.preparation = Preparation(entries, slots)
 
@@ -193,19 +220,33 @@ class WindowGroup:
                 return
         if all(e.done >= e.target for e in prep.entries):
             self.ready.extend((prep, entry) for entry in prep.entries)
+            self._release(prep.entries)
             self.preparation = None
+
+    def _release(self, entries: Sequence[Entry]) -> None:
+        """Whoever waits for their blocks asks again."""
+        if self.reuse is not None:
+            for entry in entries:
+                self.reuse.release(entry)
 
     def _prefill_window(self, prep: Preparation, open_entries: list[Entry]) -> None:
         by_slot = {id(e.state): e for e in prep.entries}
         order = [by_slot[id(slot)] for slot in prep.slots.rows()]
         chunk = min(e.chunk or self.limits.prefill_chunk for e in order)
         room = max(1, chunk // len(order))
-        if self.graph.family.fixed_chunks:
-            room -= order[0].done % room
-        width = self.limits.geometry.width_for(min(room, max(e.target - e.done for e in open_entries)))
+        if not self.graph.family.windows:
+            room -= order[0].done % room  # cut where a prompt that was read from its first token on is cut
+        stops = {id(e): self._stop(e) for e in order}
+        if any(e.replaying for e in open_entries):
+            # As they were first computed, one token at a time; in a window of their own, when nobody reads a prompt beside them.
+            reading = [e for e in open_entries if not e.replaying]
+            stops |= {id(e): e.done for e in open_entries if e.replaying} if reading else {id(e): e.done + 1 for e in open_entries}
+            open_entries = reading or open_entries
+        width = self.limits.geometry.width_for(min(room, max(stops[id(e)] - e.done for e in open_entries)))
         prep.slots.reserve(width)
         order = [by_slot[id(slot)] for slot in prep.slots.rows()]
-        real = [min(width, e.target - e.done) for e in order]
+        most = width if self.graph.family.windows else room  # a padded window must not reach over a cut
+        real = [min(most, stops[id(e)] - e.done) for e in order]
         ids = [_padded(e.ids[e.done : e.done + n], width, e.ids[e.done]) for e, n in zip(order, real, strict=True)]
         prep.slots.begin(width, real)
         self.graph.feed(mx.array(ids, mx.int32), prep.slots.caches)
@@ -214,9 +255,17 @@ class WindowGroup:
         for entry, n in zip(order, real, strict=True):
             entry.state.length += n
             entry.done += n
+            self.read_tokens += n
+            if self.reuse is not None:
+                self.reuse.filled(prep.slots, entry, n)
             if n:
                 for spec in entry.rows:
                     notify(spec.consumer, lambda s=spec, e=entry: s.consumer.prefilled(e.done, e.target))
+
+    def _stop(self, entry: Entry) -> int:
+        """Where the entry's next prefill window ends at the latest."""
+        stop = self.reuse.stop(entry) if self.reuse is not None else entry.target
+        return stop if entry.steps_from is None or entry.replaying else min(stop, entry.steps_from)
 
     def _drop_cancelled_entries(self, prep: Preparation) -> None:
         for entry in list(prep.entries):
@@ -224,12 +273,14 @@ class WindowGroup:
             if not entry.rows:
                 prep.entries.remove(entry)
                 prep.slots.retire(entry.state)
+                self._release([entry])
         if not prep.entries:
             self.preparation = None
 
     def _fail_preparation(self, prep: Preparation, error: BaseException) -> None:
         self.preparation = None
         prep.slots.clear()
+        self._release(prep.entries)
         for entry in prep.entries:
             entry.fail(error)
 
@@ -267,7 +318,8 @@ class WindowGroup:
             self.slots, slot = prep.slots, entry.state
         else:
             slot = self.slots.join(prep.slots, entry.state, tokens)
-        self.rows.append(Row(spec, sampler, slot, list(entry.ids[:-1]), entry.ids[-1], drawn=spec.start))
+        chain = self.reuse.fork(entry) if self.reuse is not None else None
+        self.rows.append(Row(spec, sampler, slot, list(entry.ids[:-1]), entry.ids[-1], drawn=spec.start, chain=chain))
 
     # -- decoding ----------------------------------------------------------------------------------------------------
 
@@ -290,16 +342,22 @@ class WindowGroup:
         if any(self._last_draw(row) for row in flight.rows):
             self._drain()
             return
+        cuts = self._due(flight.rows)  # of the state that the step in flight leaves, before the next one replaces it
+        notes = self.checkpoints.due(self.slots, flight.rows) if self.checkpoints is not None else []
         following = self._build(flight)
         if self.limits.submit == "before":
+            mx.async_eval([array for cut in cuts for array in cut.arrays()], [array for note in notes for array in note.arrays()])
             self._submit(following)
         drawn = self._read(flight)
+        self._keep(cuts, flight.rows, drawn)
+        copied = self.checkpoints.copy(notes) if self.checkpoints is not None else []
         if self.limits.submit == "after":
             self._submit(following)
         for row, token in zip(flight.rows, drawn, strict=True):
             row.consumed.append(row.pending if token is None else token.id)
         self._flight = following
         self._deliver(flight.rows, drawn)
+        Checkpoints.tell(copied)
 
     @staticmethod
     def _last_draw(row: Row) -> bool:
@@ -347,6 +405,17 @@ class WindowGroup:
             register = register[mx.array(order, mx.int32)]
         return register.astype(mx.int32)
 
+    def _due(self, rows: Sequence[Row]) -> list[Cut]:
+        return self.reuse.due(self.slots, rows) if self.reuse is not None else []
+
+    def _keep(self, cuts: Sequence[Cut], rows: Sequence[Row], drawn: Sequence[Drawn | None]) -> None:
+        """Publish what the step that was just read has filled, before the next one is submitted: it would have to copy the buffers."""
+        for row, token in zip(rows, drawn, strict=True):
+            if token is None and row.chain is not None:
+                row.chain.open = False  # nothing of a row from its failed step on
+        if cuts and self.reuse is not None:
+            self.reuse.keep(cuts)
+
     def _submit(self, flight: _Flight) -> None:
         # Every state array explicitly: a pending token that is a constant has no graph edge to the state (P17).
         chosen = flight.selection
@@ -374,6 +443,8 @@ class WindowGroup:
         for row, token in zip(flight.rows, drawn, strict=True):
             if token is not None:
                 row.pending = token.id
+                row.undelivered = token if row.ended else None
+        self._keep(self._due(flight.rows), flight.rows, drawn)
         self._deliver(flight.rows, drawn)
 
     def _deliver(self, rows: list[Row], drawn: list[Drawn | None]) -> None:
@@ -396,6 +467,9 @@ class WindowGroup:
 
     def _end(self, row: Row, reason: FinishReason | None, error: BaseException | None = None) -> None:
         row.ended = True
+        row.cancelled = reason == "cancelled"
+        row.left_chain = row.chain if row.cancelled else None
+        row.chain = row.chain if reason in ("stop", "length") else None
         consumer = row.spec.consumer
         if reason is None:
             failure = error or RuntimeError("ended without a reason")
@@ -413,7 +487,13 @@ class WindowGroup:
         if not any(row.ended for row in self.rows):
             return
         self._drain()
-        for row in [r for r in self.rows if r.ended]:
+        ended = [row for row in self.rows if row.ended]
+        for row in ended:
+            if self.reuse is not None:
+                self.reuse.settle(self.slots, row)
+            if self.checkpoints is not None and row.cancelled:
+                self.checkpoints.stopped(self.slots, row)
+        for row in ended:
             self.rows.remove(row)
             self.slots.retire(row.slot)
             row.sampler.dispose()
@@ -438,6 +518,7 @@ class WindowGroup:
         buffers = [prep.slots for prep in (self.preparation, *(prep for prep, _ in self.ready)) if prep is not None]
         self.preparation = None
         self.ready.clear()
+        self._release(staged)
         for entry in staged:
             entry.fail(error)
         for slots in (*buffers, self.slots):

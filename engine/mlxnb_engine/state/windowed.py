@@ -25,8 +25,8 @@ class Ring:
     _tables: dict[tuple[int, int, str], mx.array] = field(default_factory=dict)
 
     def size(self, window: int) -> int:
-        """Slots of a ring, in whole blocks."""
-        return -(-(window + self.slack - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
+        """Slots of a ring, in whole blocks. A block that has just filled is all there, however small the window."""
+        return -(-(max(window, BLOCK_TOKENS) + self.slack - 1) // BLOCK_TOKENS) * BLOCK_TOKENS
 
     def holds(self, window: int | None, capacity: int) -> bool:
         """Whether a layer of this window has a ring in a class of this capacity: only where that is smaller."""
