@@ -7,19 +7,24 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from mlxnb_engine import policy
 from mlxnb_engine.client import CompletionClient
 from mlxnb_engine.config import DTYPES
 from mlxnb_engine.errors import RequestError
-from mlxnb_engine.types import CompletionRequest, Continued, Message, TokenId
+from mlxnb_engine.types import CompletionRequest, Continued, TokenId
 
 from . import notices
-from .ask import Options, Prompt, build_request, check_names, checked_text, prompt_text
+from .ask import Options, Prompt, build_request, check_names, prompt_text
+from .chat import Chat
+from .chatnames import CHATS
 from .run import LoadRun, Run, RunGroup, finish_all, stop_all
+
+if TYPE_CHECKING:
+    from .loomview import Loom
 
 
 def load(name: str | os.PathLike[str] | None = None, dtype: str | None = None, *, client: CompletionClient | None = None) -> LanguageModel:
@@ -158,9 +163,28 @@ class LanguageModel:
             _settled(group)
         return group
 
-    def chat(self, **options: Unpack[Options]) -> Chat:
-        """A conversation; `options` (`system` above all) hold for all its turns unless a turn says otherwise."""
-        return Chat(self, options)
+    def chat(self, name: str | None = None, /, **options: Unpack[Options]) -> Chat:
+        """A conversation; `options` (`system` above all) hold for all its turns unless a turn says otherwise.
+
+        name: the one that `%%mlx -c NAME` goes on with, made if there is none; None for a new one without a name.
+        """
+        return Chat(self, options, None if name is None else CHATS.open(name))
+
+    def read_chat(self, path: str | os.PathLike[str], name: str | None = None, **options: Unpack[Options]) -> Chat:
+        """The chat in a file that `Chat.export` wrote. name: to go on with it by `%%mlx -c NAME`; None leaves it to Python."""
+        from .chatfile import read
+
+        tree = read(path)
+        tree.rename(name or "")
+        if name is not None:
+            CHATS.add(tree)
+        return Chat(self, options, tree)
+
+    def loom(self, prompt: Prompt, **options: Unpack[Options]) -> Loom:
+        """Show a tree of continuations of this prompt in the current cell (`mlxnb.loom`)."""
+        from .loomview import loom
+
+        return loom(prompt, model=self, **options)
 
     # -- the model itself --------------------------------------------------------------------------------------------
 
@@ -192,6 +216,10 @@ class LanguageModel:
         resolved = policy.with_model(request, self.info.get("defaults", {}))
         return {**asdict(replace(resolved.sampling, hlg=None)), "max_tokens": resolved.max_tokens, "thinking": resolved.thinking}
 
+    def submit(self, request: CompletionRequest) -> Run:
+        """Send a request of one sample."""
+        return self._submit(request, {})[0]
+
     def _submit(self, request: CompletionRequest, labels: Mapping[str, Any]) -> list[Run]:
         generations = self._client.submit(request)
         many = len(generations) > 1
@@ -199,119 +227,6 @@ class LanguageModel:
 
     def __repr__(self) -> str:
         return f"<LanguageModel {self.name or self.info.get('name', 'default')}>"
-
-
-class Chat:
-    """A linear conversation kept as text. Any thread; one answer at a time.
-
-    Invariant: only a complete answer enters it, together with its question; a failed or stopped turn leaves it as it was.
-    answers: the run of each answer in it. last: the newest question with its run, whatever became of it. changed: called
-    after a turn was begun or taken back.
-    """
-
-    def __init__(self, model: LanguageModel, options: Mapping[str, Any]) -> None:
-        check_names(options)
-        self._model = model
-        self._options = dict(options)
-        self._turns: list[Message] = []
-        self._open: tuple[Message, Run] | None = None
-        self._lock = threading.RLock()
-        self.answers: list[Run] = []
-        self.last: tuple[Message, Run] | None = None
-        self.changed: list[Callable[[], object]] = []
-        self.system: str | None = self._options.pop("system", None)
-
-    def send(self, text: str, *, wait: bool = True, **options: Unpack[Options]) -> Run:
-        """Ask, and keep question and answer once it is complete. wait: False returns at once.
-
-        Raises the typed error of a failed turn; the same text may be sent again.
-        """
-        with self._lock:
-            self._settle()
-            if self._open is not None:
-                raise RequestError("The last answer is still being written.", "Wait for it with run.wait(), or stop it with run.cancel().")
-            merged: dict[str, Any] = {**self._options, **options}
-            if merged.get("n", 1) != 1:
-                raise RequestError("A turn of a chat is one answer.", "Use model.generate(chat.messages, n=...) to compare answers.")
-            system = merged.pop("system", None)
-            question = Message("user", checked_text(text, "The message"))
-            opening = [Message("system", chosen)] if (chosen := system if system is not None else self.system) else []
-            run = self._model.stream([*opening, *self._turns, question], **merged)
-            self._open = (question, run)
-            self.last = self._open
-        self._tell()
-        if wait:
-            try:
-                run.result()
-            finally:
-                self._settle()
-        return run
-
-    def stream(self, text: str, **options: Unpack[Options]) -> Run:
-        """`send` without waiting: iterate over the run; the turn is kept once it is complete."""
-        return self.send(text, wait=False, **options)
-
-    def _settle(self) -> None:
-        with self._lock:
-            if self._open is not None and self._open[1].done:
-                (question, run), self._open = self._open, None
-                if run.finish_reason in ("stop", "length"):
-                    self._turns += [question, Message("assistant", run.answer)]
-                    self.answers.append(run)
-
-    def _tell(self) -> None:
-        for changed in list(self.changed):
-            changed()
-
-    def back(self, turns: int) -> None:
-        """Keep only the first `turns` questions with their answers. Raises RequestError while an answer is being written."""
-        with self._lock:
-            self._settle()
-            if self._open is not None:
-                raise RequestError("The last answer is still being written.", "Wait for it, or stop it.")
-            del self._turns[2 * turns :], self.answers[turns:]
-            self.last = None
-        self._tell()
-
-    def show(self) -> None:
-        """Show the conversation in the current cell, live: one can go on with it there."""
-        from .chatview import show
-
-        show(self)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
-        from .chatview import chat_bundle
-
-        return chat_bundle(self)
-
-    @property
-    def model(self) -> str:
-        """The name of the model, as far as it is known."""
-        return self._model.name or str(self._model.info.get("name", ""))
-
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        """The conversation so far, system message first."""
-        self._settle()
-        opening = [Message("system", self.system)] if self.system else []
-        return [{"role": turn.role, "content": turn.content} for turn in (*opening, *self._turns)]
-
-    def reset(self) -> None:
-        """Forget every turn, stop one that is being written, keep the system message."""
-        with self._lock:
-            if self._open is not None:
-                self._open[1].cancel()
-            self._open = self.last = None
-            self._turns.clear()
-            self.answers.clear()
-        self._tell()
-
-    def __len__(self) -> int:
-        self._settle()
-        return len(self._turns)
-
-    def __repr__(self) -> str:
-        return f"<Chat with {self._model.name or 'the default model'}, {len(self)} messages>"
 
 
 # -- waiting -------------------------------------------------------------------------------------------------------------

@@ -65,6 +65,8 @@ _ELSEWHERE = {
     "each": "Many prompts: batch([...]).",
     "sweep": "Several values: one call for each, with wait=False.",
     "bg": "To return at once: wait=False.",
+    "chat": "In Python: mlxnb.load().chat(NAME).send(...).",
+    "after": "In Python: chat.after(TURN).send(...).",
     "view": "How it is shown: run.show(VIEW).",
 }
 """Names that mean something in a cell or in another library, and what takes their place here."""
@@ -147,6 +149,7 @@ def _messages(prompt: Prompt, system: str | None) -> tuple[Message, ...]:
 
 def _message(item: Any, index: int) -> Message:
     """One message of a list, checked. Raises RequestError that names its place."""
+    generated = item.generated if isinstance(item, Message) else None
     if isinstance(item, Message):
         item = {"role": item.role, "content": item.content}
     if not isinstance(item, Mapping):
@@ -160,7 +163,7 @@ def _message(item: Any, index: int) -> Message:
     role = item["role"]
     if role not in ROLES:
         raise RequestError(f"Message {index} has the role {role!r}.", f"Roles are {', '.join(ROLES)}.")
-    return Message(role, checked_text(item["content"], f"The content of message {index}"))
+    return Message(role, checked_text(item["content"], f"The content of message {index}"), generated)
 
 
 def _raw_text(prompt: Prompt, system: str | None) -> str:

@@ -1,4 +1,4 @@
-"""The `mlxnb` command: doctor, fetch, demo, kernel. Typed errors become one sentence; nothing here imports MLX."""
+"""The `mlxnb` command: doctor, fetch, demo, kernel, cache. Typed errors become one sentence; nothing here imports MLX."""
 
 from __future__ import annotations
 
@@ -102,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--output", metavar="FOLDER", default=OUTPUT_DIR, help="where the results go (default: %(default)s)")
     demo.set_defaults(command=_demo)
     _add_kernel(commands)
+    _add_cache(commands)
     return parser
 
 
@@ -115,6 +116,21 @@ def _add_kernel(commands: Any) -> None:
         where.add_argument("--sys-prefix", action="store_true", help="the environment of this Python")
         where.add_argument("--prefix", metavar="FOLDER", type=Path, help="FOLDER/share/jupyter/kernels")
         action.set_defaults(command=command)
+
+
+def _add_cache(commands: Any) -> None:
+    cache = commands.add_parser("cache", help="the prefix cache on disk: what is there, and how to be rid of it")
+    actions = cache.add_subparsers(metavar="ACTION")
+    info = actions.add_parser("info", help="sizes, by model (what `mlxnb cache` alone does)")
+    for parser in (cache, info):
+        parser.add_argument("--json", action="store_true", help="the same as JSON")
+        parser.set_defaults(command=_cache_info)
+    clear = actions.add_parser("clear", help="delete it, or what is kept of one model")
+    clear.add_argument("model", nargs="?", metavar="MODEL", help="its name, or the beginning of its setup, as info shows them")
+    clear.add_argument("--yes", action="store_true", help="do not ask")
+    clear.set_defaults(command=_cache_clear)
+    flush = actions.add_parser("flush", help="nothing to do here: kernels save theirs by themselves, or by %%mlx cache flush")
+    flush.set_defaults(command=_cache_flush)
 
 
 def _version() -> str:
@@ -187,4 +203,37 @@ def _kernel_remove(arguments: argparse.Namespace) -> int:
     from . import kernel
 
     print(f"removed {kernel.remove(_prefix(arguments))}")
+    return 0
+
+
+def _cache_info(arguments: argparse.Namespace) -> int:
+    from . import caching
+    from .sanitize import visible_text
+
+    info = caching.cache_info()
+    print(json.dumps(info, indent=2) if arguments.json else visible_text("\n".join(caching.info_lines(info))))
+    return 0
+
+
+def _cache_clear(arguments: argparse.Namespace) -> int:
+    from . import caching
+    from .sanitize import visible_text
+
+    print(visible_text(caching.question(caching.cache_info(), arguments.model)))
+    if not arguments.yes and not _agreed():
+        raise RequestError("Nothing was deleted.", "Answer y, or add --yes.")
+    print(caching.cleared(caching.cache_clear(arguments.model)))
+    return 0
+
+
+def _agreed() -> bool:
+    if not sys.stdin.isatty():
+        return False
+    return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
+
+
+def _cache_flush(arguments: argparse.Namespace) -> int:
+    from . import caching
+
+    print(caching.flushed(caching.cache_flush()))
     return 0

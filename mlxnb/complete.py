@@ -12,6 +12,8 @@ from mlxnb_engine import policy
 from mlxnb_engine.errors import RequestError
 
 from . import describe, options, runtime
+from .chatnames import CHATS
+from .conversation import START
 
 if TYPE_CHECKING:
     from .magic import MLXMagics
@@ -54,20 +56,25 @@ class Completer:
         last = "" if before[-1:].isspace() else words.pop()
         flag, equals, _ = last.partition("=")
         if equals and flag in options.BY_FLAG:
-            return self._values(options.BY_FLAG[flag])
+            return self._values(options.BY_FLAG[flag], words)
         previous = options.BY_FLAG.get(words[-1]) if words else None
         if previous is not None and previous.read is not None:
-            return self._values(previous)
+            return self._values(previous, words)
         if not words:
             return ()  # the name of the magic itself
         used = {options.BY_FLAG[word.partition("=")[0]].name for word in words if word.partition("=")[0] in options.BY_FLAG}
         return [option.flags[-1] for option in options.OPTIONS if option.repeat or option.name not in used] if _is_flag(last) else ()
 
-    def _values(self, option: options.Option) -> Iterable[str]:
+    def _values(self, option: options.Option, words: list[str]) -> Iterable[str]:
+        """words: the option line before this one."""
         if option.choices:
             return option.choices
         if option.name == "model":
             return [*describe.resident_models(), *_disk_names()]
+        if option.name == "chat":
+            return CHATS.names
+        if option.name == "after":
+            return [START, *(turn for name in words for turn in _turn_ids(name.removeprefix("--chat=").removeprefix("-c")))]
         if option.name == "each":
             return [name for name in self._names() if _is_list(self._magics.shell.user_ns[name])]
         if option.name == "sweep":
@@ -107,10 +114,16 @@ class Completer:
         if not words:
             return COMMANDS
         return {
+            "cache": lambda: _cache_words(words),
             "load": lambda: [*_disk_names(), "--dtype"] if words[-1] != "--dtype" else options.DTYPES,
             "unload": describe.resident_models,
+            "show": lambda: CHATS.names if len(words) == 1 else (),
+            "reset": lambda: CHATS.names if len(words) == 1 else (),
+            "export": lambda: CHATS.names if len(words) == 1 else (),
+            "fork": lambda: CHATS.names if len(words) == 1 else [*(_turn_ids(words[1]) if len(words) == 2 else ()), "--as"],
             "cancel": lambda: ["all", *self._running()],
             "wait": self._running,
+            "resume": lambda: ["all", *_interrupted(self._magics)],
             "config": self._settings,
             "help": lambda: ["options", *COMMANDS],
         }.get(words[0], lambda: ())()
@@ -122,6 +135,26 @@ class Completer:
         from .magic import NOTEBOOK_FIELDS
 
         return [f"{name}=" for name in dict.fromkeys([*NOTEBOOK_FIELDS, *(entry.field for entry in runtime.config().describe())])]
+
+
+def _interrupted(magics: MLXMagics) -> list[str]:
+    from .resuming import interrupted
+
+    return [one.id for one in interrupted(magics.asked)]
+
+
+def _turn_ids(name: str) -> list[str]:
+    """The turns of a chat; none if there is no chat of this name."""
+    return [turn.id for turn in CHATS.find(name).turns] if name in CHATS else []
+
+
+def _cache_words(words: list[str]) -> Iterable[str]:
+    from .caching import cache_info
+    from .linemagic import CACHE_ACTIONS
+
+    if len(words) == 1:
+        return CACHE_ACTIONS
+    return [*(part["model"] or part["namespace"][:8] for part in cache_info()["models"]), "--yes"] if words[1] == "clear" else ()
 
 
 def _disk_names() -> list[str]:

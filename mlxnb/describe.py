@@ -9,6 +9,13 @@ from typing import Any
 from . import runtime
 
 
+def say(*lines: str) -> None:
+    """Print; names of models, chats and files are not ours, so control characters show."""
+    from .sanitize import visible_text
+
+    print(visible_text("\n".join(lines)))
+
+
 def engine_lines(state: Mapping[str, Any]) -> list[str]:
     if not state:
         return ["engine   not started; the first %%mlx cell starts it"]
@@ -42,6 +49,12 @@ def model_row(model: Mapping[str, Any]) -> tuple[str, ...]:
         str(model.get("queue", "")),
         size(kv) if isinstance(kv, (int, float)) else "",
     )
+
+
+def kept_lines(models: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of which models not every prefix is kept for later prompts, and why."""
+    kept = [(model.get("name") or "the default model", model.get("reuse", "any prefix")) for model in models]
+    return [f"kept     {name}: {reuse}" for name, reuse in kept if reuse != "any prefix"]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

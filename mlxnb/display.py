@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -190,52 +191,48 @@ class Publisher:
     """
 
     def __init__(self) -> None:
-        self._news = threading.Condition()
-        self._woken = False
+        # No Condition: an interrupt of the main thread within one could leave its lock held, and the publisher waiting for good.
+        self._lock = threading.RLock()
+        self._news: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._stopped = False
         self._live: list[Step] = []
         self._flushes: list[Callable[[], object]] = []
         self._thread: threading.Thread | None = None
 
     def add(self, publication: Step) -> None:
-        with self._news:
+        with self._lock:
             self._live.append(publication)
-            self._woken = True
-            self._news.notify_all()
+            self._news.put(None)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._work, name="mlxnb-display", daemon=True)
                 self._thread.start()
 
     def after(self, flush: Callable[[], object]) -> None:
         """Call this after each round of draws, once however often it is asked for."""
-        with self._news:
+        with self._lock:
             if flush not in self._flushes:
                 self._flushes.append(flush)
 
     def wake(self) -> None:
         """Look at every display now."""
-        with self._news:
-            self._woken = True
-            self._news.notify_all()
+        self._news.put(None)
 
     def stop(self) -> None:
         """Draw what has ended and end the thread, within a second. For the exit of the process."""
-        with self._news:
-            self._stopped = True
-            self._news.notify_all()
-            thread = self._thread
+        self._stopped = True
+        self._news.put(None)
+        thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(1.0)
 
     def _work(self) -> None:
         wait_s = 0.0
         while True:
-            with self._news:
-                self._news.wait_for(lambda: self._woken or self._stopped, wait_s if self._live else IDLE_S)
-                if self._stopped or not (self._woken or self._live):
+            woken = self._woken(wait_s if self._live else IDLE_S)
+            with self._lock:
+                if self._stopped or not (woken or self._live):
                     self._thread = None
                     return
-                self._woken = False
                 live, flushes = list(self._live), list(self._flushes)
             wait_s = min((publication.step() for publication in live), default=IDLE_S)
             for flush in flushes:
@@ -243,8 +240,19 @@ class Publisher:
                     flush()
                 except Exception:  # a front end that went away must not stop the displays of the others
                     pass
-            with self._news:
+            with self._lock:
                 self._live = [publication for publication in self._live if not publication.over]
+
+    def _woken(self, wait_s: float) -> bool:
+        """Wait at most this long to be woken; whether that was so. However often, it counts once."""
+        woken = False
+        try:
+            self._news.get(timeout=max(wait_s, 0.0))
+            woken = True
+            while True:
+                self._news.get_nowait()
+        except queue.Empty:
+            return woken
 
 
 _PUBLISHER = Publisher()
@@ -310,6 +318,10 @@ def _screen(renderer: Renderer, shell: Any, background: bool, quiet: bool) -> Sc
     if route is None:
         return None
     target = renderer.target
+    if renderer.view == "loom" and not isinstance(target, LoadRun):
+        from .loomview import LoomScreen
+
+        return LoomScreen(target, route, shell, quiet)
     if not quiet and not isinstance(target, LoadRun) and isinstance(route, KernelRoute):
         from .live import usable
 

@@ -21,7 +21,8 @@ class History:
     """Statuses reduced to what a picture over time needs. Any thread.
 
     A moment: t; models: for each its rows, queue, steps and tokens so far, its slots as [slot, id, whether the prompt is being
-    read], and the ids that wait; ended: [id, how] of rows that ended since the moment before. Labels of ids stand apart, once.
+    read], and the ids that wait; ended: [id, how, from, to] of rows that ended since the moment before, which may have been too
+    short for any moment to have them in a slot. Labels of ids stand apart, once.
     """
 
     def __init__(self, kept: int = KEPT) -> None:
@@ -33,12 +34,15 @@ class History:
 
     def note(self, status: Mapping[str, Any]) -> None:
         """Keep this status as the newest moment."""
-        ended = {str(row.get("id")): str(row.get("how")) for row in status.get("ended") or []}
+        ended = {str(row.get("id")): row for row in status.get("ended") or []}
+        fresh = [row for name, row in ended.items() if name not in self._ended]
         with self._lock:
+            for row in fresh:
+                self._labels.setdefault(str(row.get("id")), str(row.get("label", ""))[:80])
             moment = {
                 "t": status.get("t"),
                 "models": [self._model(model) for model in status.get("models") or []],
-                "ended": [[row, how] for row, how in ended.items() if row not in self._ended],
+                "ended": [[str(row.get("id")), str(row.get("how")), row.get("from"), row.get("to")] for row in fresh],
             }
             self._ended = frozenset(ended)
             self._moments.append(moment)
@@ -73,5 +77,6 @@ class History:
         """Drop the labels of rows that no moment has any more."""
         seen = {row[1] for moment in self._moments for model in moment["models"] for row in model["slots"] or []}
         seen |= {row for moment in self._moments for model in moment["models"] for row in model["waiting"]}
+        seen |= {end[0] for moment in self._moments for end in moment["ended"]}
         self._labels = {row: label for row, label in self._labels.items() if row in seen}
         self._most_labels = max(LABELS, 2 * len(self._labels))

@@ -8,7 +8,7 @@ from IPython.core.getipython import get_ipython
 
 from mlxnb_engine.errors import RequestError
 
-from .api import Chat
+from .chat import Chat
 from .chatview import ChatView
 from .frontend import OwnSession
 from .live import _widget

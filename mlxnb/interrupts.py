@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 GRACE_S = 0.1
 """How long a cell that is stopped waits for the step in flight. A window of a long prompt takes longer; its row ends after the cell."""
-LOOK_S = 0.03
+LOOK_S = 0.01
+STUCK_S = 1.0
+"""After this long without a look at it an interrupt is raised wherever the thread is, as in a write that blocks."""
 DOUBLE_S = 1.0
 
 _last_interrupt = float("-inf")
@@ -68,6 +70,7 @@ class Guard:
         self._pending = 0
         self._seen = 0
         self._raising = False
+        self._first = 0.0
         self._before: Any = None
         self._installed = False
 
@@ -90,8 +93,11 @@ class Guard:
         return self._pending > 0
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        # Raised here it could break a lock half taken, so `_look` raises it: it looks every LOOK_S.
+        now = time.monotonic()
+        self._first = self._first if self._pending else now
         self._pending += 1
-        if self._raising:
+        if self._raising and now - self._first > STUCK_S:
             self._raising = False
             raise KeyboardInterrupt
 
@@ -107,7 +113,6 @@ class Guard:
         """
         try:
             try:
-                # Order matters: a signal before this line is seen by the check in `_look`, one after it raises.
                 self._raising = True
                 return self._look(generations, poll, leave)
             finally:
@@ -124,7 +129,6 @@ class Guard:
         for generation in generations:
             while True:
                 if self._pending:
-                    # From before the wait, or raised where it got lost, as in a finaliser that the garbage collector ran.
                     raise KeyboardInterrupt
                 if generation.done:
                     break

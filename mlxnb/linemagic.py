@@ -1,9 +1,10 @@
-"""`%mlx <command>`: status, load, unload, models, cancel, wait, doctor, config, help. Each command is one function."""
+"""`%mlx <command>`: what a cell with one line does. Each command is one function; those of chats are in chatmagic.py."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from mlxnb_engine import events as ev
 from mlxnb_engine import policy
 from mlxnb_engine.errors import RequestError
 
-from . import describe, notices, options, runtime
+from . import chatmagic, describe, notices, options, runtime
 from .interrupts import Guard, say_instead
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from .run import Run
 
 PROGRESS_S = 0.25
+CACHE_ACTIONS = ("info", "map", "clear", "flush")
+_say = describe.say
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +62,6 @@ def _unknown(word: str, count: int) -> RequestError:
     return RequestError(f"There is no command `%mlx {shown}`.", hint)
 
 
-def _say(*lines: str) -> None:
-    """Print; names of models and files are not ours, so control characters show."""
-    from .sanitize import visible_text
-
-    print(visible_text("\n".join(lines)))
-
-
 def _at_most(words: Sequence[str], count: int, usage: str) -> None:
     if len(words) > count:
         raise RequestError(f"{words[count]!r} is one word too many.", f"It is: %mlx {usage}")
@@ -85,7 +81,7 @@ def _status(magics: MLXMagics, words: list[str]) -> None:
     lines += describe.loading_lines(state.get("loading"))
     models = state.get("models") or []
     rows = [describe.model_row(model) for model in models]
-    lines += ["", *describe.table(("model", "weights", "rows", "queue", "KV"), rows)] if models else []
+    lines += ["", *describe.table(("model", "weights", "rows", "queue", "KV"), rows), *describe.kept_lines(models)] if models else []
     live = [run for run in _known_runs(magics) if not run.done]
     if live:
         running = [(run.id, "stopping" if run.stopping else run.status, str(run.token_count), describe.short(run.prompt)) for run in live]
@@ -255,7 +251,50 @@ def _wait(magics: MLXMagics, words: list[str]) -> None:
     _say(", ".join([*parts, *([f"{len(stopped)} stopped"] if stopped else [])]) + ".")
 
 
-# -- doctor, config, help --------------------------------------------------------------------------------------------------
+def _resume(magics: MLXMagics, words: list[str]) -> None:
+    """Go on with what was interrupted: the one there is, or those that are named."""
+    from . import resuming
+
+    found = resuming.interrupted(magics.asked)
+    if not words and len(found) != 1:
+        _say(*resuming.lines(found))
+        return
+    chosen = found if not words or words == ["all"] else resuming.chosen(found, words)
+    if not chosen:
+        _say(*resuming.lines([]))
+        return
+    magics.ask(options.Cell({}), lambda client: resuming.resume_all(chosen, client))
+
+
+# -- cache, doctor, config, help --------------------------------------------------------------------------------------------------
+
+
+def _cache(magics: MLXMagics, words: list[str]) -> None:
+    from . import caching
+
+    action, rest = (words[0], words[1:]) if words else ("info", [])
+    if action == "info":
+        _at_most(rest, 0, "cache info")
+        _say(*caching.info_lines(caching.cache_info()))
+    elif action == "map":
+        from .cacheview import cache_map
+
+        _at_most(rest, 0, "cache map")
+        cache_map()
+    elif action == "clear":
+        model, sure = caching.clear_words(rest)
+        if sure:
+            _say(caching.cleared(caching.cache_clear(model)))
+            return
+        again = " ".join(["%mlx cache clear", *([shlex.quote(model)] if model is not None else []), "--yes"])
+        _say(caching.question(caching.cache_info(), model), f"To do it: {again}")
+    elif action == "flush":
+        _at_most(rest, 0, "cache flush")
+        _say(caching.flushed(caching.cache_flush()))
+    else:
+        close = difflib.get_close_matches(action, CACHE_ACTIONS, n=1, cutoff=0.5)
+        hint = f"Did you mean {close[0]!r}?" if close else f"It can: {', '.join(CACHE_ACTIONS)}."
+        raise RequestError(f"`%mlx cache` cannot {action}.", hint)
 
 
 def _doctor(magics: MLXMagics, words: list[str]) -> None:
@@ -347,6 +386,14 @@ COMMANDS: dict[str, Command] = {
         Command("models", "", "models in memory and on disk", _models),
         Command("cancel", "[ID ...|all]", "stop running answers", _cancel),
         Command("wait", "[ID ...]", "wait for --bg cells", _wait),
+        Command("resume", "[ID ...|all]", "go on with interrupted answers", _resume),
+        Command("chats", "", "the conversations of `%%mlx -c NAME`", chatmagic.list_chats),
+        Command("show", "CHAT", "its tree of turns", chatmagic.show),
+        Command("fork", "CHAT [TURN] [--as NEW]", "a chat of its own up to a turn", chatmagic.fork),
+        Command("reset", "CHAT", "forget its turns", chatmagic.reset),
+        Command("export", "CHAT FILE", "write it as JSON", chatmagic.export),
+        Command("import", "FILE [--as NAME]", "read what export wrote", chatmagic.import_),
+        Command("cache", "[info|map|clear [MODEL]|flush]", "what is kept of earlier prompts; its map; forget it; save it", _cache),
         Command("doctor", "", "what is wrong here, and how to fix it", _doctor),
         Command("config", "[KEY=VALUE ...]", "settings for later cells and for the engine", _config),
         Command("help", "[options|COMMAND]", "this text", _help),

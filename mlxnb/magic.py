@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from mlxnb_engine.errors import Cancelled, MlxnbError, RequestError, error_from
 
 from . import comm, notices, options, runtime
 from .interrupts import Guard, say_instead
+from .trie import LOGPROBS
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from .display import Publication
     from .run import Run, RunGroup
 
+MOST_ASKED = 64
+"""Runs of earlier cells that are remembered in case they are resumed."""
 STOPPED_S = 0.25
 """How long a stopped cell waits for its last tokens where nothing can be shown after it, as in a terminal."""
 
@@ -80,6 +83,7 @@ class MLXMagics(Magics):
     """Defaults for every `%%mlx` cell of this notebook; an option on the cell wins.
 
     Owner: the shell. background: cells started with --bg that nobody has waited for; raw_cell: the text of the running cell.
+    asked: the runs of the last cells that may yet be stopped and resumed, newest last.
     """
 
     if TYPE_CHECKING:
@@ -92,6 +96,7 @@ class MLXMagics(Magics):
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self.background: list[Shown] = []
+        self.asked: list[Run] = []
         self.raw_cell = ""
 
     def notebook_layer(self) -> dict[str, Any]:
@@ -124,11 +129,19 @@ class MLXMagics(Magics):
         if not body.strip() and not (body and parsed.get("no_template")):
             print(options.USAGE)
             raise RequestError("This cell has no prompt.", "Write it below the %%mlx line; `%%mlx --help` lists the options.")
+        if (parsed.get("view") or self.view) == "loom":
+            parsed = options.Cell({"logprobs": LOGPROBS, **parsed.given})
         from .cell import plan
 
-        self._ask(parsed, plan(parsed, body, self.notebook_layer(), self.shell.user_ns))
+        planned = plan(parsed, body, self.notebook_layer(), self.shell.user_ns)
+        if "chat" not in parsed.given:
+            self.ask(parsed, lambda client: submit_all(client, planned))
+            return
+        from . import chatmagic
 
-    def _ask(self, parsed: options.Cell, planned: Sequence[Planned]) -> None:
+        self.ask(parsed, lambda client: [chatmagic.ask(self, client, parsed, body, planned[0])])
+
+    def ask(self, parsed: options.Cell, submit: Callable[[CompletionClient], list[Run]]) -> None:
         """Submit all requests of a cell at once, show them, and wait unless it is a background cell."""
         from .display import publish
         from .routing import is_batch, is_terminal
@@ -138,8 +151,9 @@ class MLXMagics(Magics):
         batch, terminal = is_batch(self.shell), is_terminal(self.shell)
         background = bool(parsed.get("bg")) and not batch
         with Guard(client.cancel) as guard:
-            runs = submit_all(client, planned)
+            runs = submit(client)
             generations = [run.generation for run in runs]
+            self.asked = [run for run in self.asked if run.resumable or not run.done][-MOST_ASKED:] + runs
             try:
                 result: Run | RunGroup = runs[0] if len(runs) == 1 else RunGroup(runs)
                 self._store(result, parsed.get("out"))

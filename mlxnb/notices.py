@@ -11,9 +11,10 @@ _told: set[str] = set()
 
 
 def tell(client: CompletionClient) -> None:
-    """Print the note on this engine's BLAS, if it has one that this kernel has not shown yet. Known once the engine has started."""
-    note = str((client.status().get("backend") or {}).get("blas_note") or "")
-    if note and note not in _told:
+    """Print what the engine notes on its BLAS and on the disk cache, each sentence once in a kernel. Known once it has started."""
+    status = client.status()
+    notes = [(status.get("backend") or {}).get("blas_note") or "", *(status.get("notices") or ())]
+    for note in [str(note) for note in notes if note and note not in _told]:
         from .sanitize import visible_text
 
         _told.add(note)

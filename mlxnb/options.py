@@ -17,7 +17,9 @@ from typing import Any
 from mlxnb_engine import policy
 from mlxnb_engine.errors import RequestError
 
-VIEWS = ("answer", "tokens", "raw", "none")
+from .chatnames import check_name
+
+VIEWS = ("answer", "tokens", "raw", "loom", "none")
 DTYPES = ("float32", "bfloat16", "float16", "file")
 ANCHORS = ("max", "entropy", "median")
 MAX_POINTS = 1024
@@ -187,9 +189,13 @@ def _number(name: str, metavar: str, text: str, *, whole: bool = False, none: bo
 
 _EACH_HELP = """a list, Series or DataFrame: one prompt per {{ item }}; quote a list written here: '["Oslo", "Rome"]'"""
 
+_CHAT_HELP = "go on with this conversation; a cell that runs again replaces its own turn"
+
 OPTIONS: tuple[Option, ...] = (
     Option("model", ("-m", "--model"), "model", "a repository name, a directory or a GGUF file", "NAME", _nonempty),
     Option("dtype", ("--dtype",), "model", "weights in memory; by default what fits", "TYPE", _word(*DTYPES), choices=DTYPES),
+    Option("chat", ("-c", "--chat"), "conversation", _CHAT_HELP, "NAME", check_name),
+    Option("after", ("--after",), "conversation", "ask after this turn of the chat (see %mlx show), or start", "TURN", _nonempty),
     Option("system", ("--system",), "conversation", "system message, {{ }} included", "TEXT", _text),
     Option("prefill", ("--prefill",), "conversation", "how the answer begins, {{ }} included", "TEXT", _text),
     Option("no_template", ("--no-template",), "conversation", "raw completion, for base models"),
@@ -375,6 +381,14 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
         for name in ("system", "thinking"):
             if name in given:
                 raise RequestError(f"--{name} has no effect with --no-template.", "Leave one of them out.")
+    if "chat" in given:
+        several = [f for f, many in (("--samples", given.get("samples", 1) != 1), ("--each", "each" in given), ("--sweep", swept)) if many]
+        if several:
+            raise RequestError(f"A turn of a chat is one answer, and {several[0]} asks for several.", "Leave one of them out.")
+        if given.get("no_template"):
+            raise RequestError("A chat needs the chat template, which --no-template leaves out.", "Leave one of them out.")
+    elif "after" in given:
+        raise RequestError("--after names a turn of a chat, and no chat is given.", "Add it: -c NAME.")
     if given.get("raw_text") and "each" in given:
         raise RequestError("--each fills {{ }} in the prompt, which --raw-text switches off.", "Leave one of them out.")
     return given

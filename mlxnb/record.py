@@ -31,11 +31,14 @@ def asked(request: CompletionRequest) -> dict[str, Any]:
 
 def request_options(request: CompletionRequest) -> dict[str, Any]:
     """The options of a request as JSON values, prompt left out. Of tokens it goes on from only how many: they are in the run."""
-    options = asdict(replace(request, messages=None, text=None, continuation=()))
-    for name in ("messages", "text", "prefill", "id", "continuation"):
+    options = asdict(replace(request, messages=None, text=None, continuation=(), resumed=None))
+    for name in ("messages", "text", "prefill", "id", "continuation", "resumed", "session"):
         options.pop(name)
-    if request.continuation:
-        options["continued"] = len(request.continuation)
+    if request.resumed is not None:
+        options["resumed"] = len(request.continuation)
+    given = len(request.continuation) if request.resumed is None else request.resumed.given
+    if given:
+        options["continued"] = given
     return options
 
 

@@ -26,7 +26,7 @@ from .sanitize import (
 )
 from .schema import RUN_MIME
 
-View = Literal["answer", "tokens", "raw", "none"]
+View = Literal["answer", "tokens", "raw", "loom", "none"]
 VIEWS: tuple[str, ...] = get_args(View)
 MAX_CARDS = 12
 """More answers than this are a table that scrolls, not cards."""
@@ -124,7 +124,7 @@ def facts(run: Run) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     usage = run.usage
     if isinstance(usage.get("prompt_tokens"), int):
-        found.append(("prompt", f"{usage['prompt_tokens']:,}"))
+        found.append(("prompt", f"{usage['prompt_tokens']:,}{_reused(usage.get('prompt_tokens_details'))}"))
     found.append(("answer", f"{run.token_count:,}\u2009tokens"))
     speed = run.tokens_per_second
     if speed is not None:
@@ -140,6 +140,16 @@ def facts(run: Run) -> list[tuple[str, str]]:
     if declined:
         found.append(("declined", ", ".join(map(str, declined))))
     return found
+
+
+def _reused(details: object) -> str:
+    """How much of the prompt was not computed, in words; "" for none of it."""
+    known = details if isinstance(details, dict) else {}
+    cached, disk = known.get("cached_tokens"), known.get("ssd_tokens")
+    if not isinstance(cached, int) or cached <= 0:
+        return ""
+    source = f", {disk:,} of them from the SSD" if isinstance(disk, int) and disk > 0 else ""
+    return f" ({cached:,} cached{source})"
 
 
 def _seed_matters(run: Run) -> bool:

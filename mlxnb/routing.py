@@ -72,6 +72,16 @@ def message_type(parent: Mapping[str, Any]) -> str:
     return str(header.get("msg_type", ""))
 
 
+def _cell_id(parent: Mapping[str, Any]) -> str:
+    return str((parent.get("metadata") or {}).get("cellId") or "")
+
+
+def cell_id(shell: Any) -> str:
+    """The notebook's own id of the executing cell (in VS Code the address of its document); "" where it tells none."""
+    kernel = getattr(shell, "kernel", None)
+    return _cell_id(kernel.get_parent("shell") or {}) if kernel is not None else ""
+
+
 def message_id(parent: Mapping[str, Any]) -> str:
     header = parent.get("header") or {}
     return str(header.get("msg_id", ""))
@@ -89,7 +99,7 @@ class KernelRoute:
         self._lock = threading.Lock()
         self._shown = False
         self.display_id = uuid.uuid4().hex
-        self.cell_id = str((self._owner.get("metadata") or {}).get("cellId", ""))
+        self.cell_id = _cell_id(self._owner)
         """The notebook's own id of the cell, where the front end tells it."""
         sys.stdout.flush()  # what the cell printed before stays before
 

@@ -75,7 +75,7 @@ class Rows:
 
     def _again(self, run: Run) -> Run:
         sampling = replace(run.request.sampling, seed=None)
-        request = replace(run.request, id=runtime.new_request_id(), samples=1, sampling=sampling, continuation=())
+        request = replace(run.request, id=runtime.new_request_id(), samples=1, sampling=sampling, continuation=(), resumed=None)
         return Run(runtime.client().submit(request)[0], {**run.labels, "again": len(self.stream.runs)})
 
     def _require_room(self, more: int = 1) -> None:

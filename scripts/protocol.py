@@ -19,7 +19,7 @@ from mlxnb import schema  # noqa: E402
 
 CONSTANTS = (
     *("RUN_SCHEMA", "GROUP_SCHEMA", "CHAT_SCHEMA", "PLAYGROUND_SCHEMA", "STEPPER_SCHEMA", "MONITOR_SCHEMA", "HISTORY_SCHEMA", "RUN_MIME"),
-    *("STATUS_TARGET", "SESSION_TARGET", "MAX_MESSAGE_BYTES", "ALPHABET"),
+    *("LOOM_SCHEMA", "CACHE_SCHEMA", "STATUS_TARGET", "SESSION_TARGET", "MAX_MESSAGE_BYTES", "ALPHABET"),
 )
 ALIASES = {"Origin": schema.Origin, "Status": schema.Status, "ViewKind": schema.ViewKind}
 NAMES = {str: "string", int: "number", float: "number", bool: "boolean", type(None): "null", None: "null", Any: "unknown"}

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlxnb_engine import events as ev
+from mlxnb_engine import upkeep
+from mlxnb_engine.config import resolve
 from mlxnb_engine.errors import EngineDead, MlxnbError, RequestError
 from mlxnb_engine.session import Generation
 from mlxnb_engine.types import MAX_SEED, CompletionRequest, RequestId
@@ -139,6 +141,21 @@ class FakeClient:
             "limits": {"max_rows": 8, "max_kv_bytes": None},
             "loading": None,
         }
+
+    def cache_info(self) -> dict[str, Any]:
+        return upkeep.info(resolve())
+
+    def cache_clear(self, model: str | None = None) -> dict[str, Any]:
+        return upkeep.clear(resolve(), model)
+
+    def cache_flush(self, timeout_s: float = 30.0) -> dict[str, Any]:
+        return upkeep.flush(resolve(), None, timeout_s)
+
+    def describe_cache(self, limit: int = 256) -> dict[str, Any] | None:
+        return None
+
+    def cached_text(self, namespace: str, ids: Sequence[int]) -> str | None:
+        return None
 
     def close(self, timeout_s: float = 5.0) -> None:
         self.closed += 1

@@ -60,7 +60,7 @@ def test_every_option_is_offered_but_those_already_given(shell: InteractiveShell
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("%%mlx --view |", ["answer", "tokens", "raw", "none"]),
+        ("%%mlx --view |", ["answer", "tokens", "raw", "loom", "none"]),
         ("%%mlx --view t|", ["tokens"]),
         ("%%mlx --thinking o|", ["on", "off"]),
         ("%%mlx --view=r|", ["--view=raw"]),

@@ -312,6 +312,19 @@ def test_the_footer_says_model_counts_speed_first_token_end_and_seed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cached", "disk", "said"), [(0, 0, "400"), (384, 0, "400 (384 cached)"), (384, 64, "400 (384 cached, 64 of them from the SSD)")]
+)
+def test_the_footer_says_what_of_the_prompt_was_not_computed_while_it_runs_and_after(cached: int, disk: int, said: str) -> None:
+    generation = log()
+    generation.emit(lambda seq, t: ev.Started(seq, t, "SmolLM", 400, 7, True, cached, disk))
+    run = Run(generation)
+    assert dict(render.facts(run))["prompt"] == said
+    details = {"cached_tokens": cached, **({"ssd_tokens": disk} if disk else {})}
+    generation.emit(lambda seq, t: ev.Finished(seq, t, "stop", "", {"prompt_tokens": 400, "prompt_tokens_details": details}))
+    assert dict(render.facts(run))["prompt"] == said
+
+
+@pytest.mark.parametrize(
     "sampling, open_fields, shown",
     [
         (SamplingSpec(), ("temp",), False),  # nobody chose anything: 20 digits that mean nothing to a greedy answer

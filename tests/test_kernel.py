@@ -89,6 +89,21 @@ def test_the_notebooks_folder_can_be_imported_from_but_shadows_nothing_at_start(
     assert running.ask("import my_module\nprint(my_module.ANSWER)") == "42\n"
 
 
+def test_a_cell_is_known_by_the_id_that_the_front_end_gave_it(running: Running) -> None:
+    """The same request over the wire, with and without the notebook's id of the cell."""
+    told: list[str] = []
+    for metadata in ({"cellId": "c0ffee-1"}, {}):
+        content = {"code": "from mlxnb.routing import cell_id\nprint(repr(cell_id(get_ipython())))", "silent": False}
+        message = running.client.session.msg("execute_request", content, metadata=metadata)
+        running.client.shell_channel.send(message)
+        while (reply := running.client.get_iopub_msg(timeout=START_S))["parent_header"].get("msg_id") != message["header"]["msg_id"] or (
+            reply["msg_type"] != "status" or reply["content"]["execution_state"] != "idle"
+        ):
+            told += [reply["content"]["text"]] if reply["msg_type"] == "stream" else []
+        running.client.get_shell_msg(timeout=START_S)
+    assert "".join(told) == "'c0ffee-1'\n''\n"
+
+
 # -- installation ----------------------------------------------------------------------------------------------------------
 
 

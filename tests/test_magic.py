@@ -668,7 +668,7 @@ def test_line_commands_answer_without_starting_an_engine(
         ("config temp", ("temp=VALUE",)),
         ("config temp=-1", ("temp",)),
         ("config max_rows=none", ("max_rows",)),
-        ("config view=loom", ("view", "answer")),
+        ("config view=weave", ("view", "answer")),
         ("wait c99", ("c99",)),
         ("cancel 'open", ("never closed",)),
     ],

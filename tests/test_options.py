@@ -71,7 +71,13 @@ def test_logit_bias_is_read_in_every_form(text: str) -> None:
         ("--temperature 1", ("--temperature", "Did you mean --temp?")),
         ("--top_p 1", ("Did you mean --top-p?",)),
         ("--max 1", ("Did you mean --max-tokens?",)),
-        ("--chat x", ("no option --chat", "--help")),
+        ("-c 'a b'", ("'a b'", "no name of a chat", "garden-2")),
+        ("-c --bg", ("--bg",)),
+        ("-c x -n 2", ("one answer", "--samples")),
+        ("-c x --each y", ("one answer", "--each")),
+        ("-c x --sweep temp=0,1", ("one answer", "--sweep")),
+        ("-c x --no-template", ("chat template",)),
+        ("--after t1", ("no chat", "-c NAME")),
         ("--schema x", ("no option --schema", "--help")),
         ("-x", ("no option -x", "--help")),
         ("--temp", ("--temp needs a value",)),
@@ -173,8 +179,6 @@ def test_every_sampling_field_has_an_option_and_every_option_is_in_the_help() ->
 
 def test_options_of_later_milestones_are_refused_not_ignored() -> None:
     for flag in (
-        "--chat",
-        "-c",
         "--tools",
         "--schema",
         "--regex",

@@ -194,7 +194,7 @@ def test_usage_is_complete_at_the_end_and_honest_before() -> None:
     run = Run(log)
     start(log)
     say(log, "a", "b")
-    assert run.usage == {"prompt_tokens": 11, "completion_tokens": 2}
+    assert run.usage == {"prompt_tokens": 11, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}}
     finish(log, "ab", prompt_tokens=11, prompt_tokens_details={"cached_tokens": 0})
     assert run.usage["prompt_tokens_details"] == {"cached_tokens": 0}
     bare = generation()

@@ -15,6 +15,7 @@ from test_routing import Shell
 
 from mlxnb import frontend, views
 from mlxnb.api import Chat, LanguageModel
+from mlxnb.chatnames import CHATS
 from mlxnb.chatview import ChatView
 from mlxnb.history import KEPT, LABELS, History
 from mlxnb.playgroundview import Playground
@@ -23,6 +24,7 @@ from mlxnb.stepperview import Stepper, step_record
 from mlxnb_engine.client import LocalClient
 from mlxnb_engine.config import resolve
 from mlxnb_engine.errors import RequestError
+from mlxnb_engine.types import Message
 
 __all__ = ["client", "shell"]
 
@@ -51,6 +53,12 @@ def settled(kind: str) -> dict[str, Any]:
 # -- chat ------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def no_chats() -> Iterator[None]:
+    yield
+    CHATS.clear()
+
+
 @pytest.fixture
 def chat(shell: Shell, client: FakeClient, model: LanguageModel) -> Iterator[ChatView]:
     client.release()
@@ -74,24 +82,86 @@ def test_a_chat_goes_on_in_its_view_and_the_object_has_it(chat: ChatView) -> Non
     assert said(settled("chat"))[-2:] == [("user", "more"), ("assistant", 1)]
 
 
-def test_editing_a_question_takes_back_what_came_after_it(chat: ChatView) -> None:
+def test_an_edited_question_is_a_branch_beside_the_first(chat: ChatView) -> None:
     for text in ("one", "two"):
         command(session_comm(), chat.key, "chat.send", text=text)
         until(lambda: chat.stream.done)
-    assert command(session_comm(), chat.key, "chat.edit", turn="t0", text="other")["ok"]
+    assert command(session_comm(), chat.key, "chat.edit", turn="t1.q", text="other")["ok"]
     until(lambda: len(chat.chat) == 2)
-    assert chat.chat.messages[1]["content"] == "other" and said(settled("chat"))[1:] == [("user", "other"), ("assistant", 0)]
-    for turn in ("t1", "t8", "tx", "", "t-2", "system"):
+    record = settled("chat")
+    assert chat.chat.messages[1]["content"] == "other" and said(record)[1:] == [("user", "other"), ("assistant", 0)]
+    assert [turn["others"] for turn in record["turns"][1:]] == [["t1", "t3"], []]
+    assert [(row["id"], row["on_path"], row["head"]) for row in record["tree"]] == [
+        ("t1", False, False),
+        ("t2", False, False),
+        ("t3", True, True),
+    ]
+    for turn in ("t1.a", "t8.q", "tx", "", "t-2.q", "system", "new.q", "t1"):
         assert not command(session_comm(), chat.key, "chat.edit", turn=turn, text="x")["ok"]
     assert chat.chat.messages[1]["content"] == "other"
+    back = command(session_comm(), chat.key, "chat.go", turn="t1")["result"]
+    assert said(back)[1:] == [("user", "one"), ("assistant", 0), ("user", "two"), ("assistant", 1)]
+    exact = command(session_comm(), chat.key, "chat.go", turn="t1", exact=True)["result"]
+    assert said(exact)[1:] == [("user", "one"), ("assistant", 0)] and chat.chat.head is chat.chat.turns[0]
 
 
-def test_another_answer_replaces_the_last_one(chat: ChatView, client: FakeClient) -> None:
+def test_another_answer_stands_beside_the_first(chat: ChatView, client: FakeClient) -> None:
     command(session_comm(), chat.key, "chat.send", text="one")
     until(lambda: len(chat.chat) == 2)
     assert command(session_comm(), chat.key, "chat.regenerate")["ok"]
-    until(lambda: len(chat.chat) == 2 and len(client.requests) == 2)
+    until(lambda: len(chat.chat.turns) == 2 and len(client.requests) == 2)
     assert client.requests[0].messages == client.requests[1].messages
+    record = settled("chat")
+    assert [turn["others"] for turn in record["turns"][1:]] == [[], ["t1", "t2"]] and record["turns"][2]["turn"] == "t2"
+    assert command(session_comm(), chat.key, "chat.regenerate", turn="t1.a")["ok"]
+    until(lambda: len(chat.chat.turns) == 3)
+    assert len(chat.chat) == 2 and not command(session_comm(), chat.key, "chat.regenerate", turn="t1.q")["ok"]
+
+
+def test_a_fork_from_the_view_has_a_name_that_cells_can_use(chat: ChatView) -> None:
+    command(session_comm(), chat.key, "chat.send", text="one")
+    until(lambda: len(chat.chat) == 2)
+    answer = command(session_comm(), chat.key, "chat.fork", turn="t1")
+    assert answer["ok"] and CHATS.names == ["chat-1"] and "-c chat-1" in answer["result"]["note"]
+    assert [turn.question for turn in CHATS.find("chat-1").turns] == ["one"]
+    assert not command(session_comm(), chat.key, "chat.fork", turn="t9")["ok"]
+
+
+def test_stale_turns_stand_below_those_that_are_told_and_can_be_kept(shell: Shell, client: FakeClient, model: LanguageModel) -> None:
+    client.release()
+    view = ChatView(model.chat("garden"), shell)
+    tree = view.chat.tree
+
+    def ask(cell: str, text: str) -> None:
+        tree.ask(text, lambda told: model.submit(model.request(told, {})), cell=cell, count=len(tree.turns) + 1).result()
+
+    for cell, text in (("a", "one"), ("b", "two"), ("c", "three"), ("a", "one again")):
+        ask(cell, text)
+    record = view.record()
+    assert [(turn["text"], turn["stale"]) for turn in record["turns"] if turn["role"] == "user"] == [
+        ("one again", False),
+        ("two", True),
+        ("three", True),
+    ]
+    assert [turn["text"] for turn in record["turns"] if turn["stale"] and turn["role"] == "assistant"] == ["two ", "three "]
+    assert "garden-2" in view.commands["chat.fork"]({"turn": "t3"})["note"]
+    kept = CHATS.find("garden-2")
+    assert [turn.question for turn in kept.turns] == ["one", "two", "three"] and not any(turn.stale for turn in kept.turns)
+
+
+def test_a_branch_that_is_stopped_can_be_asked_again_or_left(shell: Shell, client: FakeClient, model: LanguageModel) -> None:
+    view = ChatView(model.chat(), shell)
+    view.show()
+    view.chat.tree.begin([Message("user", "one"), Message("assistant", "1")])
+    view.chat.send("one two three", wait=False, after="start")
+    record = view.record()
+    assert [(turn["turn"], turn["others"]) for turn in record["turns"]] == [("new", ["t1", "new"]), ("new", [])]
+    assert not command(session_comm(), view.key, "chat.go", turn="t1")["ok"], "an answer is being written"
+    assert command(session_comm(), view.key, "stop")["ok"]
+    record = settled("chat")
+    assert record["runs"][0]["status"] == "stopped" and len(view.chat.turns) == 1
+    assert command(session_comm(), view.key, "chat.go", turn="t1")["ok"]
+    assert [turn["text"] for turn in trait("chat")["turns"]] == ["one", "1"]
 
 
 def test_a_turn_from_python_shows_in_the_view_and_a_second_one_at_once_is_refused(
@@ -347,11 +417,23 @@ def test_the_past_of_the_engine_is_kept_small_and_tells_each_end_once() -> None:
     past.note(status_at(3.0, [], ended=[("a", "stopped"), ("b", "done")]))
     found = past.record()
     assert found["labels"] == {"a": "[a]", "b": "[b]", "c": "[c]"}
-    assert [moment["ended"] for moment in found["moments"]] == [[], [["a", "stopped"]], [["b", "done"]]]
+    ends = [[], [["a", "stopped", None, None]], [["b", "done", None, None]]]
+    assert [moment["ended"] for moment in found["moments"]] == ends
     first = found["moments"][0]["models"][0]
     assert first == {"rows": 2, "queue": 1, "steps": 3, "tokens": 40, "slots": [[0, "a", 0], [1, "b", 1]], "waiting": ["c"]}
     past.clear()
     assert past.record()["moments"] == []
+
+
+def test_a_row_that_no_moment_saw_at_work_has_left_its_time_and_its_name() -> None:
+    past = History()
+    past.note(status_at(1.0, []))
+    short = {"id": "x", "how": "done", "label": "[x] short", "from": 1.2, "to": 1.25}
+    past.note({**status_at(2.0, []), "ended": [short]})
+    past.note({**status_at(3.0, []), "ended": [short]})
+    found = past.record()
+    assert [moment["ended"] for moment in found["moments"]] == [[], [["x", "done", 1.2, 1.25]], []]
+    assert found["labels"]["x"] == "[x] short"
 
 
 def test_the_past_is_bounded_however_long_the_engine_works() -> None:

@@ -15,7 +15,7 @@ interface OpenView {
 const OPEN = Symbol.for('mlxnb.open');
 const SILENT = 'silent-change';
 /** Views that stay open until their kernel ends. Answers are saved by the kernel when they end. */
-const STAYING = /^mlxnb\.(?:chat|playground|stepper|monitor)\//;
+const STAYING = /^mlxnb\.(?:chat|playground|stepper|monitor|loom|cache)\//;
 
 function openViews(): ReadonlyMap<string, OpenView> {
   return (globalThis as { [OPEN]?: Map<string, OpenView> })[OPEN] ?? new Map<string, OpenView>();

@@ -145,6 +145,23 @@ def gallery(request: CompletionRequest, index: int) -> Iterable[str]:
     return re.findall(r"\s?\S{1,6}|\s", answers[prompt_of(request).strip()])
 
 
+FORKS = (
+    "found a bottle wedged between two stones, its cork sealed with green wax.",
+    "found a bottle wedged between two stones, and inside it a map of the harbour.",
+    "found the boat already gone.",
+    "walked down to the rocks and counted the seals.",
+    "found a bottle wedged between two stones, its cork sealed with green wax.",
+    "walked down to the rocks with a lantern in each hand, as every night since the storm, and waited for the bell that never rang.",
+)
+
+
+def forks(request: CompletionRequest, index: int) -> Iterable[str]:
+    """Samples that have their beginnings in common, for the prompt `forks`; else as `gallery`."""
+    if prompt_of(request).strip() != "forks":
+        return gallery(request, index)
+    return re.findall(r"\s?\S+", FORKS[index % len(FORKS)])
+
+
 def run_payloads(numbers: Iterable[int], options: str = "") -> None:
     """Ask for these payloads in this cell, each in an output of its own."""
     from IPython.core.getipython import get_ipython

@@ -9,19 +9,28 @@ from .lab import Lab, Notebook
 
 RUN_MIME = "application/vnd.mlxnb.run.v1+json"
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
-CHAT, PLAYGROUND, STEPPER, MONITOR = range(4)
+CHAT, PLAYGROUND, STEPPER, MONITOR, LOOM, CACHE = range(6)
 CELLS = (
     "import mlxnb\nchat = mlxnb.load().chat(system='Be brief.')\nchat.show()",
     "playground = mlxnb.playground('the sea', max_tokens=12, seed=3)\nNone",
     "stepper = mlxnb.stepper('the sea', seed=3)\nNone",
     "monitor = mlxnb.monitor()\nNone",
+    "loom = mlxnb.loom('the sea', n=4, max_tokens=6, temp=0.9, seed=3)\nNone",
+    "cache = mlxnb.cache_map()\nNone",
 )
-SHOWN = {CHAT: "Be brief.", PLAYGROUND: "repetition penalty", STEPPER: "your turn", MONITOR: "Memory"}
+SHOWN = {
+    CHAT: "Be brief.",
+    PLAYGROUND: "repetition penalty",
+    STEPPER: "your turn",
+    MONITOR: "Memory",
+    LOOM: "4 samples",
+    CACHE: "RAM",
+}
 LOST = ("model not found", "error displaying widget", "loading widget")
 
 
 def opened(lab: Lab, kernel: str) -> Notebook:
-    """The four views, each with something in it."""
+    """The views, each with something in it."""
     notebook = lab.new(CELLS, kernel, name="views")
     notebook.run_all()
     notebook.call("chat.send('the sea', max_tokens=12); stepper.forward(2); stepper.changed()")
@@ -45,6 +54,7 @@ def assert_nothing_lost(notebook: Notebook) -> None:
 def test_open_views_live_on_after_a_reload_and_their_notebook_never_holds_a_widget(lab: Lab, tiny_kernel: str) -> None:
     notebook = opened(lab, tiny_kernel)
     notebook.call("chat.send('the moon', max_tokens=40)")
+    lab.until(lambda: bars(notebook) > 2)  # also of rows that were shorter than the beat of the status
     saved = notebook.save()
     for cell in SHOWN:
         output = saved["cells"][cell]["outputs"][-1]  # the first one may say that a model was loaded
@@ -62,6 +72,7 @@ def test_open_views_live_on_after_a_reload_and_their_notebook_never_holds_a_widg
     wait_words(again, CHAT, "turn 4")
     assert data(again, CHAT)[RUN_MIME]["runs"][0]["status"] in ("done", "stopped")
     assert_nothing_lost(again)
+    lab.until(lambda: bars(again) > 2)  # what was before the reload: the kernel keeps it
 
     # They take commands, and what happens elsewhere reaches them.
     again.call("chat.send('the stars', max_tokens=8)")
@@ -72,8 +83,27 @@ def test_open_views_live_on_after_a_reload_and_their_notebook_never_holds_a_widg
     area.fill("and the wind?")
     area.press("Enter")
     wait_words(again, CHAT, "turn 8")
-    lab.until(lambda: "done" in words(again, MONITOR))
+    grow(again)
     assert lab.watch.faults() == []
+
+
+def bars(notebook: Notebook) -> int:
+    """Rows that the monitor shows as bars of their slots."""
+    return len(show(notebook, MONITOR).query_selector_all(".mlxnb-mon-bar"))
+
+
+def grow(notebook: Notebook) -> None:
+    """Go on from a piece of the loom; the map of the cache reads a block of what that used."""
+    node = show(notebook, LOOM)
+    node.query_selector("[role=treeitem]").click()
+    notebook.lab.until(lambda: node.query_selector(".mlxnb-lm-act button.mlxnb-btn-primary"))
+    node.query_selector(".mlxnb-lm-act button.mlxnb-btn-primary").click()
+    wait_words(notebook, LOOM, "continued1 row")
+    run = show(notebook, CACHE).query_selector(".mlxnb-cm-run")
+    run.focus()
+    story = notebook.page.wait_for_selector(".mlxnb-cm-pop")
+    notebook.lab.until(lambda: "<|im_start|>" in story.text_content())
+    notebook.page.keyboard.press("Escape")
 
 
 def test_open_views_of_a_kernel_that_is_gone_show_what_they_held(lab: Lab, tiny_kernel: str) -> None:
@@ -84,6 +114,8 @@ def test_open_views_of_a_kernel_that_is_gone_show_what_they_held(lab: Lab, tiny_
         wait_words(notebook, PLAYGROUND, "This playground is saved")
         wait_words(notebook, STEPPER, "This stepper is saved")
         wait_words(notebook, MONITOR, "saved")
+        wait_words(notebook, LOOM, "This loom is saved")
+        wait_words(notebook, CACHE, "saved")
         assert_nothing_lost(notebook)
         assert "saved conversation" in show(notebook, CHAT).query_selector("textarea").get_attribute("placeholder")
         assert all(WIDGET_MIME not in data(notebook, cell) for cell in SHOWN)

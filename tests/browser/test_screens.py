@@ -16,7 +16,7 @@ from .server import ROOT
 GALLERY = ROOT / "tests" / "browser" / "answers.json"
 LOOKS = Path(__file__).with_name("looks.js").read_text("utf-8")
 WIDTHS = (900, 1400)
-SLOW = "import scripted; scripted.use(scripted.gallery, step_s=0.004)"
+SLOW = "import scripted; scripted.use(scripted.forks, step_s=0.004)"
 NAMES = tuple(json.loads(GALLERY.read_text("utf-8")))
 ITEMS = "words = ['short', 'everything', 'right-to-left']\nfailing = ['short', 'fail']"
 
@@ -31,10 +31,13 @@ ANSWERS: Mapping[str, str] = {
     "sweep": "%%mlx --sweep temp=0,.7,1\nshort",
     "chat": "import mlxnb\nchat = mlxnb.load().chat(system='Be brief.')\nfor name in ('short', 'everything'): chat.send(name)\nchat.show()",
     "playground": "playground = mlxnb.playground('everything', max_tokens=400)\nNone",
+    "loom": "%%mlx -n 6 --view loom\nforks",
 }
+TIDE = "Once the tide had gone out, the lighthouse keeper walked down to the rocks. " * 3
 ENGINE: Mapping[str, str] = {
     "stepper": "import mlxnb\nstepper = mlxnb.stepper('the sea', temp=0.8, top_p=0.9, seed=11)\nstepper.forward(6); stepper.changed()",
     "monitor": "monitor = mlxnb.monitor()\nNone",
+    "cache": f"lm = mlxnb.load()\nfor word in ('one', 'two'): lm.generate({TIDE!r} + word, n=2, max_tokens=80)\nmlxnb.cache_map()\nNone",
     # The tiny model would end at once: without its end-of-text tokens the rows live long enough to be seen.
     "monitored": "lm = mlxnb.load()\nlm.generate('the sea', n=4, max_tokens=700, logit_bias={317: -100, 318: -100, 319: -100})\nNone",
 }
@@ -84,6 +87,7 @@ def test_every_view_of_answers_looks_right_in_both_themes_and_widths(looking: La
     settle(notebook, ANSWERS)
     places = {name: cell for cell, name in enumerate(ANSWERS)}
     looking.until(lambda: show(notebook, places["formulas"]).query_selector("math"))
+    show(notebook, places["loom"]).query_selector_all("[role=treeitem]")[1].click()  # a path is chosen, and can be read
     look(notebook, places)
     assert looking.watch.faults() == []
 
@@ -92,7 +96,8 @@ def test_the_views_of_the_engine_look_right_in_both_themes_and_widths(looking: L
     notebook = shown(looking, ENGINE, tiny_kernel)
     settle(notebook, ENGINE)
     wait_words(notebook, 1, "batch fill")
-    look(notebook, {"stepper": 0, "monitor": 1})
+    wait_words(notebook, 2, "share")
+    look(notebook, {"stepper": 0, "monitor": 1, "cache": 2})
     assert looking.watch.faults() == []
 
 

@@ -1,7 +1,8 @@
-/** Samples of compare, chat, monitor, playground and stepper, by kind and name. */
+/** Samples of every kind of view but the single run, by kind and name. */
 
 import type { Sample } from "./samples";
 import * as s from "./samples_more";
+import * as t from "./samples_trees";
 
 export const MORE: Readonly<Record<string, Readonly<Record<string, Sample>>>> = {
   compare: {
@@ -12,6 +13,7 @@ export const MORE: Readonly<Record<string, Readonly<Record<string, Sample>>>> = 
   },
   chat: {
     done: { title: "A conversation", kind: "chat", record: s.chatDone, live: true },
+    tree: { title: "The tree, and a fork", kind: "chat", record: s.chatTree, live: true },
     live: { title: "An answer is being written", kind: "chat", record: s.chatLive, live: true },
     stale: { title: "A turn was edited: later ones are kept aside", kind: "chat", record: s.chatStale, live: true },
     failed: { title: "Failed, saved", kind: "chat", record: s.chatFailed },
@@ -36,5 +38,18 @@ export const MORE: Readonly<Record<string, Readonly<Record<string, Sample>>>> = 
     failed: { title: "Failed", kind: "stepper", record: s.stepperFailed, live: true },
     done: { title: "Ended, saved", kind: "stepper", record: s.stepperDone },
     loading: { title: "Loading", kind: "stepper", record: s.stepperLoading, live: true },
+  },
+  loom: {
+    live: { title: "Sixteen samples, one tree", kind: "loom", record: t.loomLive, live: true },
+    grown: { title: "Opened by hand, and a continuation", kind: "loom", record: t.loomGrown, live: true },
+    greedy: { title: "Temperature 0, saved", kind: "loom", record: t.loomOne },
+    empty: { title: "No token yet", kind: "loom", record: t.loomEmpty, live: true },
+    poor: { title: "Saved without tokens", kind: "loom", record: t.loomPoor },
+  },
+  cache: {
+    tree: { title: "Who shares what", kind: "cache", record: t.cacheTree, live: true },
+    large: { title: "Ten thousand blocks", kind: "cache", record: t.cacheLarge, live: true },
+    empty: { title: "Nothing cached yet", kind: "cache", record: t.cacheEmpty, live: true },
+    off: { title: "Off, saved", kind: "cache", record: t.cacheOff },
   },
 };

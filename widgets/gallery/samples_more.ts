@@ -150,6 +150,12 @@ export const compareMixed: Json = {
 
 const GARDEN =
   "Rake the leaves from the path over the bed, **5 cm deep**, and clear emitters 2 and 5 with a pin. Both cost nothing.\n\n- Water early, before 09:00\n- Check the probe again on Friday";
+/** A row of a tree: id, the row it hangs on, whether lines go on beside it, and what else is true of it. */
+const row = (id: string, parent: number, lines: boolean[], text: string, cell: string, tokens: number, over: Json = {}): Json => ({
+  ...{ id, parent, lines, text, cell, tokens, branch: false, stale: false, on_path: true, head: false },
+  ...over,
+});
+const aside = { on_path: false, branch: true };
 export const chatDone: Json = {
   schema: "mlxnb.chat/1",
   epoch: 4,
@@ -158,16 +164,25 @@ export const chatDone: Json = {
   error: null,
   turns: [
     { id: "s", role: "system", text: "You help in a small kitchen garden. Answer briefly." },
-    { id: "u1", role: "user", text: "Bed 4 lost its mulch. What should I do first, with no budget this week?", cell: "[7]" },
-    { id: "a1", role: "assistant", run: 0 },
-    { id: "u2", role: "user", text: "And the week after, with 40 to spend?" },
-    { id: "a2", role: "assistant", run: 1 },
+    { id: "u1", turn: "t1", role: "user", text: "Bed 4 lost its mulch. What should I do first, with no budget this week?", cell: "[7]" },
+    { id: "a1", turn: "t1", role: "assistant", run: 0 },
+    { id: "u2", turn: "t5", role: "user", text: "And the week after, with 40 to spend?", cell: "[17]", others: ["t4", "t5"] },
+    { id: "a2", turn: "t5", role: "assistant", run: 1, others: ["t5", "t6", "t7"] },
+  ],
+  tree: [
+    row("t1", -1, [], "Bed 4 lost its mulch. What should I do first, with no budget this week?", "[7]", 62),
+    row("t2", 0, [true], "Check bed 4. If it is too dry, order what we need for Friday.", "[9]", 209, { ...aside, stale: true }),
+    row("t3", 1, [true], "Thank you. And bed 5?", "[10]", 41, { on_path: false, stale: true }),
+    row("t4", 0, [true], "What if it does not rain until April?", "[11]", 188, aside),
+    row("t6", 0, [true], "And the week after, with 40 to spend?", "", 104, aside),
+    row("t5", 0, [], "And the week after, with 40 to spend?", "[17]", 96, { head: true }),
   ],
   runs: [
     run({ id: "c.0", text: GARDEN }),
     run({ id: "c.1", text: "Buy two bags of straw mulch and six emitters. That is about 38, and leaves the bed covered until April." }),
   ],
 };
+export const chatTree: Json = { ...chatDone, tab: "tree" };
 export const chatLive: Json = {
   ...chatDone,
   turns: [
@@ -199,8 +214,12 @@ export const chatStale: Json = {
   ...chatDone,
   turns: [
     ...(chatDone.turns as Json[]).slice(0, 3),
-    { id: "u9", role: "user", text: "Which plants in bed 4 need shade?", stale: true },
-    { id: "a9", role: "assistant", run: 1, stale: true },
+    { id: "u9", turn: "t2", role: "user", text: "Which plants in bed 4 need shade?", cell: "[9]", stale: true },
+    { id: "a9", turn: "t2", role: "assistant", text: "Lettuce and spinach, from May on.", run: null, stale: true },
+  ],
+  tree: [
+    row("t1", -1, [], "Bed 4 lost its mulch. What should I do first, with no budget this week?", "[7]", 62, { head: true }),
+    row("t2", 0, [false], "Which plants in bed 4 need shade?", "[9]", 30, { ...aside, stale: true }),
   ],
 };
 export const chatEmpty: Json = { schema: "mlxnb.chat/1", epoch: 0, name: "garden", model: MODEL, error: null, turns: [], runs: [] };

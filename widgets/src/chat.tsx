@@ -1,16 +1,18 @@
-/** A conversation in one cell: one column of turns, a box to go on, any turn of yours to edit. What is typed is never lost. */
+/** A conversation in one cell: the turns up to its head, a box to go on, any turn to ask anew, and the tree of all of them. Nothing typed is lost. */
 
 import { useReducer, useRef, useState } from "preact/hooks";
 
 import { Answer } from "./answer";
-import { blockedBy, chatText, NO_BOXES, parseChat, step, turnsAfter, type Act, type Boxes, type Chat, type Turn } from "./chat_data";
+import { beside, blockedBy, chatText, NO_BOXES, parseChat, step, type Act, type Boxes, type Chat, type Turn } from "./chat_data";
+import { TreePanel } from "./chat_tree";
 import { RunFoot } from "./foot";
 import { plural } from "./format";
 import type { Host } from "./host";
 import { TokenInspector } from "./inspector";
 import { adopt, useCopied } from "./more";
 import { register } from "./mount";
-import { Announce, Bar, Button, Frame, Grow, ModelChip, Note, Notice, shortModel, State } from "./parts";
+import { Announce, Bar, Button, Frame, Grow, ModelChip, Note, Notice, shortModel, State, tabPanel, Tabs, usePrefix } from "./parts";
+import { maybe } from "./read";
 import { RunState } from "./state";
 
 type Send = (what: NonNullable<Boxes["busy"]>, name: string, args: object) => void;
@@ -31,7 +33,8 @@ function Body({ chat, host }: { chat: Chat; host: Host }) {
       (result) => {
         busy.current = false;
         adopt(host, result);
-        act({ type: "accepted" });
+        const note = maybe(result)?.note;
+        act({ type: "accepted", note: typeof note === "string" ? note : "" });
       },
       (fault: unknown) => {
         busy.current = false;
@@ -39,32 +42,20 @@ function Body({ chat, host }: { chat: Chat; host: Host }) {
       },
     );
   };
-  const stale = chat.turns.findIndex((turn) => turn.stale);
-  const now = stale < 0 ? chat.turns : chat.turns.slice(0, stale);
-  const lastRun = now.findLast((turn) => turn.run)?.run;
+  const [wanted, setTab] = useState(chat.tab);
+  const prefix = usePrefix();
+  const tabs = chat.tree.length > 0;
+  const tab = tabs ? wanted : "chat";
   return (
     <Frame label={`Conversation${chat.name ? ` ${chat.name}` : ""}`}>
-      <Head chat={chat} host={host} boxes={boxes} send={send} />
-      {chat.turns.length === 0 && (
-        <p class="mlxnb-ch-empty">Nothing said yet. The model reads what you write below, and each answer joins the conversation.</p>
-      )}
-      <ol class="mlxnb-ch" aria-label="Turns">
-        {now.map((turn) => (
-          <TurnRow key={turn.id} {...{ turn, chat, host, boxes, act, send }} />
-        ))}
-      </ol>
-      {stale >= 0 && (
-        <>
-          <Note title={`${plural(chat.turns.length - stale, "turn")} kept aside.`}>
-            They answer an earlier version of the turn above; the model does not read them.
-          </Note>
-          <ol class="mlxnb-ch" aria-label="Turns kept aside">
-            {chat.turns.slice(stale).map((turn) => (
-              <TurnRow key={turn.id} {...{ turn, chat, host, boxes, act, send }} />
-            ))}
-          </ol>
-        </>
-      )}
+      <Head {...{ chat, host, boxes, send, tab, setTab, prefix }} />
+      <div {...(tabs ? tabPanel(prefix, tab) : {})}>
+        {tab === "tree" ? (
+          <TreePanel chat={chat} live={host.live} blocked={boxes.busy !== null || chat.live !== null} send={send} />
+        ) : (
+          <Turns {...{ chat, host, boxes, act, send }} />
+        )}
+      </div>
       {chat.error && <Note tone="err">{chat.error}</Note>}
       {boxes.error && (
         <Note tone="err" title="Not sent.">
@@ -74,21 +65,87 @@ function Body({ chat, host }: { chat: Chat; host: Host }) {
           </Button>
         </Note>
       )}
-      <Announce live={Boolean(chat.live)} />
-      <SendBox chat={chat} host={host} boxes={boxes} act={act} send={send} />
-      {lastRun && <RunFoot run={lastRun} />}
+      {boxes.note && <Note icon="branch">{boxes.note}</Note>}
+      <Announce live={Boolean(chat.live)} said={boxes.note} />
+      {tab === "chat" && <SendBox chat={chat} host={host} boxes={boxes} act={act} send={send} />}
+      {tab === "chat" && <Foot chat={chat} />}
     </Frame>
   );
 }
 
-function Head({ chat, host, boxes, send }: { chat: Chat; host: Host; boxes: Boxes; send: Send }) {
+function Foot({ chat }: { chat: Chat }) {
+  const last = chat.turns.findLast((turn) => turn.run && !turn.stale)?.run;
+  return last ? <RunFoot run={last} /> : null;
+}
+
+function Turns(props: Omit<TurnProps, "turn">) {
+  const { chat, host, boxes, send } = props;
+  const stale = chat.turns.filter((turn) => turn.stale);
+  const now = chat.turns.filter((turn) => !turn.stale);
+  const cell = stale[0]?.cell;
+  return (
+    <>
+      {chat.turns.length === 0 && (
+        <p class="mlxnb-ch-empty">Nothing said yet. The model reads what you write below, and each answer joins the conversation.</p>
+      )}
+      <ol class="mlxnb-ch" aria-label="Turns">
+        {now.map((turn) => (
+          <TurnRow key={turn.id} {...props} turn={turn} />
+        ))}
+      </ol>
+      {stale.length > 0 && (
+        <>
+          <div class="mlxnb-ch-aside">
+            <Note title={`${plural(stale.length, "turn")} kept aside.`} tone="warn" icon="wait">
+              They answer an earlier version of the turn above; the model does not read them.
+              {cell && ` Running cell ${cell} again brings them up to date.`}
+            </Note>
+            {host.live && (
+              <Button icon="branch" disabled={boxes.busy !== null || chat.live !== null} onClick={() => send("fork", "chat.fork", { turn: stale.at(-1)!.turn })}>
+                Keep as a fork
+              </Button>
+            )}
+          </div>
+          <ol class="mlxnb-ch" aria-label="Turns kept aside">
+            {stale.map((turn) => (
+              <TurnRow key={turn.id} {...props} turn={turn} />
+            ))}
+          </ol>
+        </>
+      )}
+    </>
+  );
+}
+
+interface HeadProps {
+  chat: Chat;
+  host: Host;
+  boxes: Boxes;
+  send: Send;
+  tab: Chat["tab"];
+  setTab: (tab: Chat["tab"]) => void;
+  prefix: string;
+}
+
+const TABS = [
+  ["chat", "Chat"],
+  ["tree", "Tree"],
+] as const;
+
+function Head({ chat, host, boxes, send, tab, setTab, prefix }: HeadProps) {
   const [copied, copy] = useCopied();
   const said = chat.turns.filter((turn) => !turn.stale && turn.role !== "system").length;
   return (
     <Bar>
       <span class="mlxnb-title" dir="auto">
-        {chat.name || "Chat"}
+        {chat.name || "Conversation"}
       </span>
+      {chat.tree.length > 0 && (
+        <>
+          <span class="mlxnb-sep" />
+          <Tabs label="Conversation" prefix={prefix} value={tab} options={TABS} onChange={setTab} />
+        </>
+      )}
       <Grow />
       {chat.model && <ModelChip name={chat.model} />}
       {chat.live?.run ? <RunState run={chat.live.run} saved={!host.live} /> : <State tone="quiet">{said ? plural(said, "turn") : "empty"}</State>}
@@ -127,7 +184,7 @@ function TurnRow(props: TurnProps) {
     <li class={classes}>
       <div class="mlxnb-ch-who">
         <b title={turn.role === "assistant" ? chat.model || who : undefined}>{who}</b>
-        {turn.number > 0 && `turn ${turn.number}`}
+        {turn.number > 0 && <span title={turn.turn && turn.turn !== "new" ? `${turn.turn} in %mlx show, for --after and fork` : undefined}>turn {turn.number}</span>}
         {turn.cell && ` · ${turn.cell}`}
       </div>
       {editing ? (
@@ -137,6 +194,13 @@ function TurnRow(props: TurnProps) {
       ) : (
         <div class="mlxnb-ch-say mlxnb-plain" dir="auto">
           {turn.text}
+        </div>
+      )}
+      {!editing && turn.stale && (
+        <div class="mlxnb-btns mlxnb-ch-acts">
+          <State tone="warn" icon="wait">
+            stale
+          </State>
         </div>
       )}
       {!editing && !turn.stale && <Actions {...props} canAct={host.live && !chat.live && boxes.busy === null} />}
@@ -173,12 +237,13 @@ function Said({ turn }: TurnProps) {
   );
 }
 
-function Actions({ turn, chat, act, send, canAct }: TurnProps & { canAct: boolean }) {
+function Actions({ turn, act, send, canAct }: TurnProps & { canAct: boolean }) {
   const [copied, copy] = useCopied();
   if (turn.role === "system") return null;
-  const after = turnsAfter(chat, turn.id);
+  const kept = turn.turn !== "" && turn.turn !== "new";
   return (
     <div class="mlxnb-btns mlxnb-ch-acts">
+      <Flip turn={turn} canAct={canAct} send={send} />
       {turn.role === "assistant" && turn.text && (
         <Button kind="quiet" icon={copied ? "check" : "copy"} label={copied ? "Copied" : "Copy this answer"} onClick={() => copy(turn.text)} />
       )}
@@ -186,14 +251,42 @@ function Actions({ turn, chat, act, send, canAct }: TurnProps & { canAct: boolea
         <Button
           kind="quiet"
           icon="redo"
-          label={`Regenerate this answer${after ? ` (takes back ${plural(after, "later turn")})` : ""}`}
+          label="Regenerate this answer (this one stays beside it)"
           onClick={() => send("regenerate", "chat.regenerate", { turn: turn.id })}
         />
+      )}
+      {turn.role === "assistant" && canAct && kept && (
+        <Button kind="quiet" icon="branch" label="Fork: a chat of its own up to here" onClick={() => send("fork", "chat.fork", { turn: turn.turn })} />
       )}
       {turn.role === "user" && canAct && (
         <Button kind="quiet" icon="edit" label="Edit this turn" onClick={() => act({ type: "edit", turn: turn.id, text: turn.text })} />
       )}
     </div>
+  );
+}
+
+/** Which of the turns in this place stands here, and the way to its neighbours. */
+function Flip({ turn, canAct, send }: { turn: Turn; canAct: boolean; send: Send }) {
+  const place = beside(turn);
+  if (!place) return null;
+  const what = turn.role === "user" ? "question" : "answer";
+  const go = (to: string | null) => to !== null && send("go", "chat.go", { turn: to });
+  return (
+    <span class="mlxnb-ch-flip" role="group" aria-label={`${what} ${place.at} of ${place.of}`}>
+      {canAct && (
+        <Button kind="quiet" label={`Earlier ${what}`} disabled={place.before === null || place.before === "new"} onClick={() => go(place.before)}>
+          ‹
+        </Button>
+      )}
+      <span aria-hidden="true">
+        {place.at}/{place.of}
+      </span>
+      {canAct && (
+        <Button kind="quiet" label={`Later ${what}`} disabled={place.after === null || place.after === "new"} onClick={() => go(place.after)}>
+          ›
+        </Button>
+      )}
+    </span>
   );
 }
 
@@ -208,9 +301,8 @@ const onEnter = (go: () => void, cancel?: () => void) => (event: KeyboardEvent) 
   }
 };
 
-function EditBox({ turn, chat, boxes, act, send }: TurnProps) {
+function EditBox({ turn, boxes, act, send }: TurnProps) {
   const text = boxes.editing?.text ?? "";
-  const after = turnsAfter(chat, turn.id);
   const ready = text.trim() !== "" && boxes.busy === null;
   const go = () => ready && send("edit", "chat.edit", { turn: turn.id, text });
   const cancel = () => act({ type: "edit-cancel" });
@@ -228,9 +320,7 @@ function EditBox({ turn, chat, boxes, act, send }: TurnProps) {
       />
       <div class="mlxnb-ch-edit-foot">
         <span class="mlxnb-grow mlxnb-2">
-          The answer is drawn anew from here
-          {after > 1 ? `; ${plural(after - 1, "later turn")} beyond its answer ${after === 2 ? "is" : "are"} taken back` : ""}. The prompt is read
-          again.
+          A branch of its own: what stands here, and all that came after it, stays beside it.
         </span>
         <Button onClick={cancel}>Cancel</Button>
         <Button kind="primary" disabled={!ready} onClick={go}>

@@ -1,18 +1,25 @@
-/** A linear conversation, read from a record that may hold anything, and the state of its boxes. Pure: no DOM, no host.
+/** A conversation, read from a record that may hold anything, and the state of its boxes. Pure: no DOM, no host.
  *
- * Record "mlxnb.chat/1": {schema, name, model, turns: [{id, role: "system"|"user"|"assistant", text, run: index|null, cell, stale}], runs: [RunRecord...], error}.
+ * Record "mlxnb.chat/1": {schema, name, model, tab, turns: [{id, turn, role: "system"|"user"|"assistant", text, run: index|null, cell, stale,
+ * others}], tree: [{id, parent, lines, branch, text, cell, tokens, stale, on_path, head}], runs: [RunRecord...], error}.
+ * `turns` is the way to the head, each turn of the tree as a question and an answer; `others` are the turns of the tree that stand beside one.
  * A stale turn answers a turn that was since replaced: it is kept in view, and not part of what the model reads.
  * An assistant turn names its run by index into `runs`: deltas reach a run by that index, as in a group.
  */
-import { list, MAX_TEXT, num, parseRecord, str, type Dict, type RunData } from "./parse";
+import { dict, list, MAX_TEXT, num, parseRecord, str, type Dict, type RunData } from "./parse";
 import { maybe, oneOf } from "./read";
 
 export const CHAT_SCHEMA = "mlxnb.chat/1";
 const MAX_TURNS = 4096;
+const MAX_LANES = 64;
 const ROLES = ["system", "user", "assistant"] as const;
 
 export interface Turn {
   readonly id: string;
+  /** Of the tree: a question and its answer have one. "new" while it is in no tree yet. */
+  readonly turn: string;
+  /** The turns of the tree that stand in this place, this one included; empty if it is alone. */
+  readonly others: readonly string[];
   readonly role: (typeof ROLES)[number];
   readonly number: number;
   readonly cell: string;
@@ -22,10 +29,25 @@ export interface Turn {
   readonly run: RunData | null;
   readonly runIndex: number | null;
 }
+/** A turn of the tree as a row of its drawing. lines: for each lane to its left, whether a line goes on downwards there. */
+export interface Row {
+  readonly id: string;
+  readonly parent: number;
+  readonly lines: readonly boolean[];
+  readonly branch: boolean;
+  readonly text: string;
+  readonly cell: string;
+  readonly tokens: number;
+  readonly stale: boolean;
+  readonly onPath: boolean;
+  readonly head: boolean;
+}
 export interface Chat {
   readonly name: string;
   readonly model: string;
+  readonly tab: "chat" | "tree";
   readonly turns: readonly Turn[];
+  readonly tree: readonly Row[];
   readonly error: string;
   readonly live: Turn | null;
 }
@@ -45,7 +67,25 @@ export function parseChat(raw: unknown): Chat | null {
   });
   const error = maybe(chat.error);
   const live = [...turns].reverse().find((turn) => turn.run?.live) ?? null;
-  return { name: str(chat.name, 120), model: str(chat.model, 200), turns, error: error ? str(error.message, 2000) : "", live };
+  const tree = list(chat.tree, MAX_TURNS).map((row, at) => parseRow(dict(row), at));
+  const tab = oneOf(chat.tab, ["chat", "tree"] as const, "chat");
+  return { name: str(chat.name, 120), model: str(chat.model, 200), tab, turns, tree, error: error ? str(error.message, 2000) : "", live };
+}
+
+function parseRow(row: Dict, at: number): Row {
+  const parent = num(row.parent) ?? -1;
+  return {
+    id: str(row.id, 40),
+    parent: Number.isInteger(parent) && parent < at ? Math.max(parent, -1) : -1,
+    lines: list(row.lines, MAX_LANES).map((on) => on === true),
+    branch: row.branch === true,
+    text: str(row.text, 200),
+    cell: str(row.cell, 40),
+    tokens: Math.max(0, num(row.tokens) ?? 0),
+    stale: row.stale === true,
+    onPath: row.on_path === true,
+    head: row.head === true,
+  };
 }
 
 function parseTurn(turn: Dict, role: Turn["role"], runs: readonly unknown[], at: number, number: number): Turn {
@@ -54,6 +94,8 @@ function parseTurn(turn: Dict, role: Turn["role"], runs: readonly unknown[], at:
   const run = parsed?.kind === "run" ? parsed.run : null;
   return {
     id: str(turn.id, 200) || `turn-${at}`,
+    turn: str(turn.turn, 40),
+    others: list(turn.others, MAX_TURNS).map((other) => str(other, 40)),
     role,
     number,
     run,
@@ -69,12 +111,14 @@ function parseTurn(turn: Dict, role: Turn["role"], runs: readonly unknown[], at:
 export interface Boxes {
   draft: string;
   editing: { turn: string; text: string; original: string } | null;
-  busy: "send" | "edit" | "regenerate" | "stop" | null;
+  busy: "send" | "edit" | "regenerate" | "stop" | "go" | "fork" | null;
   /** What the box held when it was sent: only that leaves it once it is accepted. */
   sent: string;
   error: string;
+  /** What the kernel has done, where nothing else shows it. */
+  note: string;
 }
-export const NO_BOXES: Boxes = { draft: "", editing: null, busy: null, sent: "", error: "" };
+export const NO_BOXES: Boxes = { draft: "", editing: null, busy: null, sent: "", error: "", note: "" };
 
 export type Act =
   | { type: "draft"; text: string }
@@ -82,7 +126,7 @@ export type Act =
   | { type: "edit-text"; text: string }
   | { type: "edit-cancel" }
   | { type: "sent"; what: NonNullable<Boxes["busy"]> }
-  | { type: "accepted" }
+  | { type: "accepted"; note?: string }
   | { type: "refused"; message: string }
   | { type: "dismiss" };
 
@@ -98,13 +142,13 @@ export function step(boxes: Boxes, act: Act): Boxes {
     case "edit-cancel":
       return { ...boxes, editing: null };
     case "sent":
-      return boxes.busy ? boxes : { ...boxes, busy: act.what, error: "", sent: act.what === "edit" ? (boxes.editing?.text ?? "") : boxes.draft };
+      return boxes.busy ? boxes : { ...boxes, busy: act.what, error: "", note: "", sent: act.what === "edit" ? (boxes.editing?.text ?? "") : boxes.draft };
     case "accepted":
-      return { ...boxes, ...settled(boxes), busy: null, sent: "" };
+      return { ...boxes, ...settled(boxes), busy: null, sent: "", note: act.note ?? "" };
     case "refused":
       return { ...boxes, busy: null, sent: "", error: act.message || "The kernel did not take this." };
     case "dismiss":
-      return { ...boxes, error: "" };
+      return { ...boxes, error: "", note: "" };
   }
 }
 
@@ -121,10 +165,11 @@ export function blockedBy(chat: Chat, boxes: Boxes, live: boolean): string {
   return "";
 }
 
-/** How many turns an edit or a new answer of this turn takes away, for the sentence that says so before it happens. */
-export function turnsAfter(chat: Chat, id: string): number {
-  const at = chat.turns.findIndex((turn) => turn.id === id);
-  return at < 0 ? 0 : chat.turns.slice(at + 1).filter((turn) => !turn.stale).length;
+/** Where a turn stands among those beside it, and its neighbours; null if it is alone. at: from 1. */
+export function beside(turn: Turn): { at: number; of: number; before: string | null; after: string | null } | null {
+  const at = turn.others.indexOf(turn.turn);
+  if (at < 0 || turn.others.length < 2) return null;
+  return { at: at + 1, of: turn.others.length, before: turn.others[at - 1] ?? null, after: turn.others[at + 1] ?? null };
 }
 
 /** The conversation as plain text, to copy. */

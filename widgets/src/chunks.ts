@@ -6,6 +6,7 @@ export interface ChunkTypes {
   diff: typeof import("./chunks/diff");
   math: typeof import("./chunks/math");
   instruments: object;
+  trees: object;
 }
 export type ChunkName = keyof ChunkTypes;
 export type AssetSource = (file: string) => Promise<string>;

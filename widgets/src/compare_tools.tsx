@@ -2,7 +2,7 @@
 
 import { votesOf, type Answer, type Group } from "./compare_data";
 import type { Changes } from "./compare_parts";
-import { countOrigins } from "./foot";
+import { countOrigins, promptParts } from "./foot";
 import { duration, plural, speed } from "./format";
 import { ORIGINS } from "./parse";
 import { Metrics, Seg, Strip } from "./parts";
@@ -121,7 +121,8 @@ export function GroupFoot({ group }: { group: Group }) {
   const runs = group.answers.map(({ run }) => run);
   const counts = runs.map((run) => countOrigins(run.tokens));
   const total = runs.reduce((sum, run) => sum + run.tokens.length, 0);
-  const prompt = onePrompt(group) ? runs.find((run) => run.usage.promptTokens !== null)?.usage : undefined;
+  // Samples share one reading of their prompt, and each of them reports it.
+  const prompt = promptParts(onePrompt(group) ? runs.filter(({ usage }) => usage.promptTokens !== null).slice(0, 1) : runs);
   const firsts = runs.flatMap((run) => run.timing.firstToken ?? []);
   const ends = runs.flatMap((run) => run.timing.ended ?? []);
   const span = ends.length === runs.length && firsts.length ? Math.max(...ends) - Math.min(...firsts) : 0;
@@ -129,15 +130,7 @@ export function GroupFoot({ group }: { group: Group }) {
   return (
     <div class="mlxnb-foot">
       <div class="mlxnb-strips">
-        {prompt?.promptTokens != null && (
-          <Strip
-            title="Prompt"
-            parts={[
-              { of: "cached", count: prompt.cachedTokens ?? 0, label: "cached" },
-              { of: "prompt", count: prompt.promptTokens - (prompt.cachedTokens ?? 0), label: "prefilled" },
-            ]}
-          />
-        )}
+        {prompt.length > 0 && <Strip title={onePrompt(group) ? "Prompt" : "Prompts"} parts={prompt} />}
         <Strip title="Answers" parts={ORIGINS.map((of) => ({ of, count: counts.reduce((sum, one) => sum + one[of], 0), label: of }))} />
       </div>
       <Metrics

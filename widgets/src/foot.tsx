@@ -1,6 +1,6 @@
 /** The foot of a run: where its tokens came from, and the few figures a person acts on. */
 
-import { bytes, duration, speed } from "./format";
+import { bytes, duration, speed, whole } from "./format";
 import { ORIGINS, type RunData, type TokenData } from "./parse";
 import { Metrics, Strip, type Part } from "./parts";
 
@@ -27,13 +27,16 @@ export function decodeSpeed(tokens: readonly TokenData[]): number | null {
   return (tokens.length - 1) / (last - first);
 }
 
-function promptParts(run: RunData): readonly Part[] {
-  const { promptTokens, cachedTokens } = run.usage;
-  if (promptTokens === null) return [];
-  const cached = Math.min(cachedTokens ?? 0, promptTokens);
+/** Where the prompt tokens of these runs came from. */
+export function promptParts(runs: readonly RunData[]): readonly Part[] {
+  const told = runs.filter(({ usage }) => usage.promptTokens !== null);
+  if (told.length === 0) return [];
+  const sum = (of: (usage: RunData["usage"]) => number): number => told.reduce((total, { usage }) => total + of(usage), 0);
+  const cached = sum((usage) => Math.min(usage.cachedTokens ?? 0, usage.promptTokens!));
+  const ssd = Math.min(cached, sum((usage) => usage.ssdTokens ?? 0));
   return [
-    { of: "cached", count: cached, label: "cached" },
-    { of: "prompt", count: promptTokens - cached, label: "prefilled" },
+    { of: "cached", count: cached, label: "cached", ...(ssd > 0 ? { note: ssd === cached ? "from the SSD" : `(${whole(ssd)} from the SSD)` } : {}) },
+    { of: "prompt", count: sum((usage) => usage.promptTokens!) - cached, label: "prefilled" },
   ];
 }
 
@@ -48,7 +51,7 @@ export function RunFoot({ run }: { run: RunData }) {
   const counts = countOrigins(run.tokens);
   const listed = run.tokens.length;
   const produced = run.usage.completionTokens ?? listed;
-  const prompt = promptParts(run);
+  const prompt = promptParts([run]);
   const answer: Part[] = ORIGINS.map((of) => ({ of, count: counts[of], label: WORDS[of] }));
   // An end-of-text token is counted and has no record; without a token table, counts by origin are not known.
   const unlisted = produced - listed;

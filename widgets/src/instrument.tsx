@@ -1,20 +1,14 @@
-/** The frame of a view that came with the chunk of instruments: it brings their style sheet. */
+/** The frame of a view that came with the chunk of instruments. */
 
 import type { ComponentChildren } from "preact";
-import { useLayoutEffect, useRef } from "preact/hooks";
 
 import css from "./instruments.css";
-import { giveStyle } from "./more";
-import { Frame, OWN_KEYS } from "./parts";
+import { StyledFrame } from "./more";
 
 export function Instrument({ label, children }: { label: string; children: ComponentChildren }) {
-  const box = useRef<HTMLDivElement>(null);
-  useLayoutEffect(() => {
-    if (box.current) giveStyle(box.current, css);
-  }, []);
   return (
-    <div ref={box} {...OWN_KEYS}>
-      <Frame label={label}>{children}</Frame>
-    </div>
+    <StyledFrame label={label} css={css}>
+      {children}
+    </StyledFrame>
   );
 }

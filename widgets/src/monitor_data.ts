@@ -1,6 +1,6 @@
 /** The engine over time, folded from status snapshots at 1 Hz. Pure: no DOM, no clock of its own. */
 
-import { parseStatus, type How, type Slot, type Snapshot } from "./monitor_status";
+import { parseStatus, type End, type How, type Slot, type Snapshot } from "./monitor_status";
 import { field, list, num, str } from "./parse";
 import { maybe } from "./read";
 import { HISTORY_SCHEMA } from "./protocol";
@@ -101,7 +101,7 @@ export function withPast(history: History, raw: unknown): History {
   const status = (moment: unknown): unknown => ({
     state: "ready",
     t: maybe(moment)?.t,
-    ended: list(maybe(moment)?.ended, 256).map((row) => (Array.isArray(row) ? { id: row[0], how: row[1] } : null)),
+    ended: list(maybe(moment)?.ended, 256).map((row) => (Array.isArray(row) ? { ...named(row[0]), how: row[1], from: row[2], to: row[3] } : null)),
     models: list(maybe(moment)?.models, 32).map((model) => ({
       ...maybe(model),
       slots: Array.isArray(maybe(model)?.slots) ? list(maybe(model)?.slots, 256).map((row) => (Array.isArray(row) ? { slot: row[0], ...named(row[1]), phase: row[2] === 1 ? "prefill" : "running" } : null)) : null,
@@ -152,7 +152,7 @@ function foldRows(before: Span[], moves: Move[], now: Snapshot, previous: number
   const spans = before.map((span) => {
     if (span.to !== null) return span;
     const slot = here.get(span.id);
-    if (!slot) return closed(span, now.t, now.ended.get(span.id) ?? "ended");
+    if (!slot) return exactly(closed(span, now.t, "ended"), now.ended.get(span.id));
     if (slot.slot !== span.slot) return closed(span, now.t, "moved");
     return slot.phase === "prefill" ? { ...span, promptUntil: now.t } : span;
   });
@@ -161,7 +161,7 @@ function foldRows(before: Span[], moves: Move[], now: Snapshot, previous: number
     const was = open.get(slot.id);
     if (was?.slot === slot.slot) continue;
     if (was) fresh.push({ t: now.t, id: slot.id, label: slot.label, from: was.slot, to: slot.slot });
-    const from = was ? now.t : previous;
+    const from = was ? now.t : (slot.from ?? previous);
     spans.push({
       id: slot.id,
       label: slot.label,
@@ -173,7 +173,29 @@ function foldRows(before: Span[], moves: Move[], now: Snapshot, previous: number
       movedIn: Boolean(was),
     });
   }
-  return { spans, moves: [...moves, ...fresh] };
+  return { spans: [...spans, ...unseen(spans, now)], moves: [...moves, ...fresh] };
+}
+
+/** A bar that has ended, by what the engine says of its end: two snapshots only tell between which of them it was. */
+function exactly(span: Span, end: End | undefined): Span {
+  if (!end) return span;
+  const from = span.movedIn ? span.from : (end.from ?? span.from);
+  const to = Math.max(from, end.to ?? span.to ?? from);
+  return { ...span, from, to, promptUntil: Math.max(from, Math.min(span.promptUntil, to)), how: end.how };
+}
+
+/** Bars of rows that came and went between two snapshots. Each takes the first slot that was free, as the engine gives them out. */
+function unseen(spans: readonly Span[], now: Snapshot): Span[] {
+  const known = new Set(spans.map(({ id }) => id));
+  const added: Span[] = [];
+  for (const [id, { how, label, from, to }] of now.ended) {
+    if (known.has(id) || from === null || to === null || to < from || to > now.t + BEAT_S) continue;
+    const taken = new Set([...spans, ...added].filter((span) => span.from < to && (span.to ?? now.t) > from).map(({ slot }) => slot));
+    let slot = 0;
+    while (taken.has(slot)) slot++;
+    added.push({ id, label, slot, from, to, promptUntil: from, how, movedIn: false });
+  }
+  return added;
 }
 
 function foldWaits(before: Wait[], now: Snapshot): Wait[] {

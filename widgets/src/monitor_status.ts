@@ -1,8 +1,8 @@
 /** A status of the engine, read from a snapshot that may hold anything. Pure.
  *
  * A snapshot is `client.status()` plus: `t` (seconds, monotonic), per model `tokens` (produced so far, all rows), `codec`,
- * `slots: [{slot, id, label, phase: "prefill"|"running", tokens, prompt_tokens, cached_tokens, kv_bytes}]`,
- * `waiting: [{id, label, why}]`, and `ended: [{id, how: "done"|"stopped"|"failed"}]` (the last 64), `memory: {active_bytes, cache_bytes, limit_bytes}`.
+ * `slots: [{slot, id, label, phase: "prefill"|"running", tokens, prompt_tokens, cached_tokens, kv_bytes, from}]`,
+ * `waiting: [{id, label, why}]`, and `ended: [{id, how: "done"|"stopped"|"failed", label, from, to}]` (the last 64), `memory: {active_bytes, cache_bytes, limit_bytes}`.
  * What is missing is left out of the picture, never guessed.
  */
 import { list, num, str, type Dict } from "./parse";
@@ -21,11 +21,20 @@ export interface Slot {
   cached: number | null;
   kv: number | null;
   codec: string;
+  /** When it began, on the clock of `t`; null if that is not told. */
+  from: number | null;
 }
 export interface Waiting {
   id: string;
   label: string;
   why: string;
+}
+/** A row that is over. from, to: when it was at work, on the clock of `t`; null where that is not told. */
+export interface End {
+  how: How;
+  label: string;
+  from: number | null;
+  to: number | null;
 }
 export interface Snapshot {
   t: number;
@@ -46,7 +55,7 @@ export interface Snapshot {
   memory: { active: number; cache: number | null; limit: number | null } | null;
   slots: Slot[] | null;
   waiting: Waiting[];
-  ended: Map<string, How>;
+  ended: Map<string, End>;
 }
 /** A snapshot as the view needs it, or null if this is none. `now` stands in for a missing `t`. */
 export function parseStatus(raw: unknown, now: number): Snapshot | null {
@@ -108,6 +117,7 @@ function slotsOf(model: Dict, all: Dict[], at: number): Slot[] {
         cached: num(row.cached_tokens),
         kv: num(row.kv_bytes),
         codec: str(model.codec, 20),
+        from: num(row.from),
       },
     ];
   });
@@ -119,10 +129,11 @@ function parseWaiting(raw: unknown): Waiting[] {
   return row && id ? [{ id, label: str(row.label, 80) || id, why: str(row.why, 200) }] : [];
 }
 
-function parseEnded(raw: unknown): [string, How][] {
+function parseEnded(raw: unknown): [string, End][] {
   const row = maybe(raw);
   const id = str(row?.id, 200);
-  return row && id ? [[id, oneOf(row.how, ["done", "stopped", "failed"] as const, "done")]] : [];
+  if (!row || !id) return [];
+  return [[id, { how: oneOf(row.how, ["done", "stopped", "failed"] as const, "done"), label: str(row.label, 80) || id, from: num(row.from), to: num(row.to) }]];
 }
 
 function parseLoading(raw: unknown): Snapshot["loading"] {

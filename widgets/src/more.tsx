@@ -1,11 +1,15 @@
 /** Parts that compare, chat, monitor, playground and stepper share beyond parts.tsx, and the way they send commands. */
 
-import { useCallback, useRef, useState } from "preact/hooks";
+import type { ComponentChildren } from "preact";
+import { useCallback, useLayoutEffect, useRef, useState } from "preact/hooks";
 
 import type { Host } from "./host";
 import { visibleText } from "./markdown";
 import { field, num } from "./parse";
+import { Frame, OWN_KEYS } from "./parts";
 import { maybe } from "./read";
+
+export { visibleText };
 
 export type MoreIcon = "up" | "down" | "table" | "pause" | "hand" | "send";
 
@@ -138,4 +142,17 @@ export function giveStyle(box: HTMLElement, css: string): void {
   const style = box.ownerDocument.createElement("style");
   style.textContent = css;
   (root instanceof ShadowRoot ? root : box.ownerDocument.head).append(style);
+}
+
+/** The frame of a view that came with a chunk, and brings the style sheet of that chunk. */
+export function StyledFrame({ label, css, children }: { label: string; css: string; children: ComponentChildren }) {
+  const box = useRef<HTMLDivElement>(null);
+  useLayoutEffect(() => {
+    if (box.current) giveStyle(box.current, css);
+  }, []);
+  return (
+    <div ref={box} {...OWN_KEYS}>
+      <Frame label={label}>{children}</Frame>
+    </div>
+  );
 }

@@ -3,18 +3,24 @@
 import { h, render, type ComponentType } from "preact";
 import { useErrorBoundary } from "preact/hooks";
 
-import { chunk } from "./chunks";
+import { chunk, type ChunkName } from "./chunks";
 import type { Host } from "./host";
 import { Notice } from "./parts";
 import { adopt } from "./style";
 import { followTheme } from "./theme";
 
-export type ViewKind = "run" | "compare" | "chat" | "monitor" | "playground" | "stepper";
+export type ViewKind = "run" | "compare" | "chat" | "monitor" | "playground" | "stepper" | "loom" | "cache";
 export type View = ComponentType<{ host: Host }>;
 
 const views = new Map<string, View>();
-/** Kinds that come with a chunk. */
-const ON_DEMAND: ReadonlySet<string> = new Set<ViewKind>(["monitor", "playground", "stepper"]);
+/** Kinds that come with a chunk, and which. */
+const ON_DEMAND: ReadonlyMap<string, ChunkName> = new Map<ViewKind, ChunkName>([
+  ["monitor", "instruments"],
+  ["playground", "instruments"],
+  ["stepper", "instruments"],
+  ["loom", "trees"],
+  ["cache", "trees"],
+]);
 
 /** A view module calls this once, at import. */
 export function register(kind: ViewKind, view: View): void {
@@ -41,8 +47,9 @@ export function mount(el: HTMLElement, kind: string, host: Host): () => void {
   el.classList.add("mlxnb-root");
   const releaseStyle = adopt(el);
   const releaseTheme = followTheme(el, host.setting.theme);
-  if (views.has(kind) || !ON_DEMAND.has(kind)) draw();
-  else chunk("instruments").then(draw, () => here && render(<Notice text="This view could not be loaded. Run the cell again." />, el));
+  const needed = ON_DEMAND.get(kind);
+  if (views.has(kind) || !needed) draw();
+  else chunk(needed).then(draw, () => here && render(<Notice text="This view could not be loaded. Run the cell again." />, el));
   return () => {
     here = false;
     render(null, el);

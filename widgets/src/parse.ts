@@ -76,6 +76,8 @@ export interface RunData {
 export interface UsageData {
   readonly promptTokens: number | null;
   readonly cachedTokens: number | null;
+  /** Of those, read from the SSD tier. */
+  readonly ssdTokens: number | null;
   readonly completionTokens: number | null;
   readonly forwards: number | null;
   readonly kvBytes: number | null;
@@ -193,9 +195,11 @@ function usage(value: unknown): UsageData {
   const d = dict(value);
   const execution = dict(field(d, "execution"));
   const kv = dict(field(d, "kv"));
+  const prompt = dict(field(d, "prompt_tokens_details"));
   return {
     promptTokens: count(field(d, "prompt_tokens")),
-    cachedTokens: count(field(dict(field(d, "prompt_tokens_details")), "cached_tokens")),
+    cachedTokens: count(field(prompt, "cached_tokens")),
+    ssdTokens: count(field(prompt, "ssd_tokens")),
     completionTokens: count(field(d, "completion_tokens")),
     forwards: count(field(execution, "steps")) ?? count(field(execution, "forwards")),
     kvBytes: count(field(kv, "bytes")) ?? count(field(execution, "kv_bytes")),

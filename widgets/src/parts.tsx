@@ -211,13 +211,15 @@ export interface Part {
   readonly of: Provenance;
   readonly count: number;
   readonly label: string;
+  /** What is known of some of them, behind the count. */
+  readonly note?: string;
 }
 
 /** One strip: areas in proportion to counts, and every count written out. rest: what is still to come, outlined. */
 export function Strip({ title, parts, rest = 0 }: { title: string; parts: readonly Part[]; rest?: number }) {
   const shown = parts.filter((part) => part.count > 0);
   const total = shown.reduce((sum, part) => sum + part.count, 0);
-  const words = shown.map((part) => `${part.count} ${part.label}`).join(", ");
+  const words = shown.map((part) => `${part.count} ${part.label}${part.note ? ` ${part.note}` : ""}`).join(", ");
   return (
     <div>
       <div class="mlxnb-strip" role="img" aria-label={`${title}: ${words || "none"}`}>
@@ -237,6 +239,7 @@ export function Strip({ title, parts, rest = 0 }: { title: string; parts: readon
           <span key={part.of}>
             <Glyph of={part.of} />
             {part.label} <b>{part.count.toLocaleString("en")}</b>
+            {part.note && ` ${part.note}`}
           </span>
         ))}
       </div>

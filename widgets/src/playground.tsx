@@ -154,7 +154,7 @@ function Body({ data, host }: { data: Playground; host: Host }) {
 /** What the next run takes and what will stay the same, before it runs. */
 function CostLine({ data, now, changed, act, auto }: { data: Playground; now: Asked; changed: readonly string[]; act: Act; auto: boolean }) {
   const cost = costOf(data.run, changed, now.settings);
-  const reading = cost.promptTokens === null ? "reads the prompt" : `reads ${plural(cost.promptTokens, "prompt token")} again`;
+  const reading = cost.promptTokens === null ? "reads the prompt" : `reads ${plural(cost.promptTokens, "prompt token")}${cost.cached ? ", the others are in the cache" : " again"}`;
   const time = cost.seconds === null ? "" : `, about ${duration(cost.seconds)} at the pace of the last run`;
   if (!now.prompt.trim()) return <p class="mlxnb-pg-cost">Nothing runs before there is a prompt.</p>;
   const lead = act.busy === "playground.run" ? "Starting…" : changed.length === 0 ? "Up to date." : auto ? "Next:" : "Changed; Run to see it:";

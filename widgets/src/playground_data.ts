@@ -144,7 +144,9 @@ export function changedNames(asked: Asked | null, now: Asked): string[] {
 }
 
 export interface Cost {
+  /** To be read: those that the last run did not find in the prefix cache. */
   promptTokens: number | null;
+  cached: boolean;
   maxTokens: number;
   seconds: number | null;
   reason: string;
@@ -159,13 +161,14 @@ export function costOf(run: RunData | null, changed: readonly string[], settings
   const tokens = run?.usage.completionTokens ?? run?.tokens.length ?? 0;
   const perToken = first !== null && ended !== null && tokens > 1 ? (ended - first) / (tokens - 1) : null;
   const seconds = perToken === null || first === null ? null : first + perToken * settings.max_tokens;
-  const promptTokens = changed.includes("prompt") ? null : (run?.usage.promptTokens ?? null);
-  return { promptTokens, maxTokens: settings.max_tokens, seconds, reason: reasonOf(changed, settings) };
+  const { promptTokens: whole = null, cachedTokens = null } = changed.includes("prompt") ? {} : (run?.usage ?? {});
+  const promptTokens = whole === null ? null : Math.max(0, whole - (cachedTokens ?? 0));
+  return { promptTokens, cached: (cachedTokens ?? 0) > 0, maxTokens: settings.max_tokens, seconds, reason: reasonOf(changed, settings) };
 }
 
 /** What stays the same between two runs, by the engine's rules: a draw depends on the seed and the position alone. */
 function reasonOf(changed: readonly string[], settings: Settings): string {
-  if (changed.includes("prompt")) return "A new prompt is read from its first token.";
+  if (changed.includes("prompt")) return "A new prompt is read from where it departs from what the cache has.";
   if (changed.length && changed.every((name) => name === "max_tokens")) return "Same seed, same beginning: only the length changes.";
   if (settings.temp === 0) return "Temperature 0 draws nothing: top-p, min-p, top-k and the seed have no effect.";
   if (changed.includes("seed")) return "Another seed: other draws from the same chances.";

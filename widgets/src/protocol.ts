@@ -8,6 +8,8 @@ export const STEPPER_SCHEMA = "mlxnb.stepper/1";
 export const MONITOR_SCHEMA = "mlxnb.monitor/1";
 export const HISTORY_SCHEMA = "mlxnb.history/1";
 export const RUN_MIME = "application/vnd.mlxnb.run.v1+json";
+export const LOOM_SCHEMA = "mlxnb.loom/1";
+export const CACHE_SCHEMA = "mlxnb.cache/1";
 export const STATUS_TARGET = "mlxnb.status";
 export const SESSION_TARGET = "mlxnb.session";
 export const MAX_MESSAGE_BYTES = 65536;
@@ -15,7 +17,7 @@ export const ALPHABET = "!#$%&'()*+,-./0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWX
 
 export type Origin = "sampled" | "filled" | "echo" | "drafted" | "forced";
 export type Status = "waiting" | "loading" | "prefill" | "running" | "done" | "stopped" | "failed";
-export type ViewKind = "run" | "compare" | "chat" | "monitor" | "playground" | "stepper";
+export type ViewKind = "run" | "compare" | "chat" | "monitor" | "playground" | "stepper" | "loom" | "cache";
 
 /** One of the likeliest tokens at a position. masked: why it could not be chosen. */
 export interface Alternative {
@@ -210,15 +212,26 @@ export interface SendArgs {
   text: string;
 }
 
-/** turn: id of a user turn; it and everything after it are taken back, and `text` is asked instead. */
+/** turn: id of a user turn; `text` is asked in its place, as a branch beside it. */
 export interface EditArgs {
   turn: string;
   text: string;
 }
 
-/** turn: id of an answer; it and everything after it are taken back. Left out: the last answer. */
+/** turn: id of an answer; its question is asked again, as a branch beside it. Left out: the last one. */
 export interface TurnArgs {
   turn?: string;
+}
+
+/** The next message is asked after this turn or, unless `exact`, at the end of the newest branch through it. */
+export interface GoArgs {
+  turn: string;
+  exact?: boolean;
+}
+
+/** turn: of the tree; what leads to it is copied into a chat of its own. */
+export interface TreeArgs {
+  turn: string;
 }
 
 /** settings: sampling options by the names of `generate`. mode: with the chat template, or the raw text. The run before is stopped. */
@@ -238,6 +251,46 @@ export interface ChooseArgs {
 
 export interface SettingsArgs {
   settings: Record<string, unknown>;
+}
+
+export interface LoomMarkArgs {
+  run: number;
+  at: number;
+  token?: number | null;
+  mark: "kept" | "pruned";
+  on: boolean;
+}
+
+/** tokens: how many more at most. rows: how many continuations, each with a seed of its own. */
+export interface LoomMoreArgs {
+  run: number;
+  at: number;
+  token?: number | null;
+  tokens?: number;
+  rows?: number;
+}
+
+/** The `width` likeliest tokens at each of `depth` levels. ids: instead of the likeliest at the first one. */
+export interface LoomExpandArgs {
+  run: number;
+  at: number;
+  token?: number | null;
+  width: number;
+  depth: number;
+  ids?: number[];
+}
+
+/** A place in a loom: the first `at` tokens of run `run`, then `token`, an alternative that no run took. */
+export interface PlaceArgs {
+  run: number;
+  at: number;
+  token?: number | null;
+}
+
+/** edge: id of a run of blocks in a cache map; block: which of them, from 0. */
+export interface BlockArgs {
+  edge: string;
+  block: number;
 }
 
 /** id: of a row, as the status names it. */
@@ -269,6 +322,8 @@ export interface Commands {
   "chat.edit": EditArgs;
   "chat.regenerate": TurnArgs;
   "chat.reset": Empty;
+  "chat.go": GoArgs;
+  "chat.fork": TreeArgs;
   "playground.run": PlaygroundArgs;
   "stepper.step": StepArgs;
   "stepper.choose": ChooseArgs;
@@ -276,6 +331,12 @@ export interface Commands {
   "stepper.reset": Empty;
   "stepper.set": SettingsArgs;
   "stepper.run": Empty;
+  "loom.mark": LoomMarkArgs;
+  "loom.more": LoomMoreArgs;
+  "loom.expand": LoomExpandArgs;
+  "loom.peek": PlaceArgs;
+  "loom.chat": PlaceArgs;
+  "cache.text": BlockArgs;
   "monitor.stop": RowArgs;
   "stop_all": Empty;
   "unload": UnloadArgs;

@@ -4,9 +4,12 @@ import { chatText, parseChat } from "./chat_data";
 import { visibleText } from "./markdown";
 import type { ViewKind } from "./mount";
 import { dict, field, list, MAX_TEXT, parseRecord, str } from "./parse";
-import { CHAT_SCHEMA, MONITOR_SCHEMA, PLAYGROUND_SCHEMA, STEPPER_SCHEMA } from "./protocol";
+import { CACHE_SCHEMA, CHAT_SCHEMA, LOOM_SCHEMA, MONITOR_SCHEMA, PLAYGROUND_SCHEMA, STEPPER_SCHEMA } from "./protocol";
 
-const KINDS: Readonly<Record<string, ViewKind>> = { [CHAT_SCHEMA]: "chat", [PLAYGROUND_SCHEMA]: "playground", [STEPPER_SCHEMA]: "stepper", [MONITOR_SCHEMA]: "monitor" };
+const KINDS: Readonly<Record<string, ViewKind>> = {
+  [CHAT_SCHEMA]: "chat", [PLAYGROUND_SCHEMA]: "playground", [STEPPER_SCHEMA]: "stepper", [MONITOR_SCHEMA]: "monitor",
+  [LOOM_SCHEMA]: "loom", [CACHE_SCHEMA]: "cache",
+};
 
 /** The view that draws a record; "run" for anything unknown, which says so. */
 export function kindOf(record: unknown): ViewKind {
@@ -31,6 +34,7 @@ function wordsOf(record: unknown): string {
       return [str(field(whole, "prompt"), MAX_TEXT), ...answers(list(field(whole, "runs"), 1))].filter(Boolean).join("\n\n");
     case "stepper":
       return list(field(whole, "past"), 10_000).map((token) => str(field(dict(token), "text"), 1000)).join("");
+    case "loom":
     case "compare":
       return answers(list(field(whole, "runs"))).join("\n\n");
     case "run":

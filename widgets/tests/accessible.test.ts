@@ -11,6 +11,8 @@ import "../src/views";
 import "../src/monitor";
 import "../src/playground";
 import "../src/stepper";
+import "../src/cache";
+import "../src/loom";
 
 const SAMPLES = Object.entries({ run: RUNS, ...MORE }).flatMap(([kind, samples]) => Object.entries(samples).map(([name, sample]) => [`${kind}.${name}`, sample] as const));
 const PRESSABLE = "button, a[href], input, select, textarea, summary, [tabindex], [role=button], [role=tab], [role=switch], [role=slider]";

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import { blockedBy, chatText, NO_BOXES, parseChat, step, turnsAfter, type Act, type Boxes } from "../src/chat_data";
+import { beside, blockedBy, chatText, NO_BOXES, parseChat, step, type Act, type Boxes } from "../src/chat_data";
 
 const run = (status: string, text: string) => ({
   schema: "mlxnb.run/1",
@@ -38,16 +38,24 @@ describe("a conversation", () => {
     ]);
     expect(chat.live?.id).toBe("a2");
   });
-  it("says how many turns an edit would take away", () => {
-    const chat = parseChat(record())!;
-    expect([turnsAfter(chat, "u1"), turnsAfter(chat, "a2"), turnsAfter(chat, "nobody")]).toEqual([3, 0, 0]);
+  it("says where a turn stands among those beside it", () => {
+    const turn = (others: unknown, of = "t2") => parseChat(record({ turns: [{ id: "u", turn: of, role: "user", text: "x", others }] }))!.turns[0]!;
+    expect(beside(turn(["t1", "t2", "t5"]))).toEqual({ at: 2, of: 3, before: "t1", after: "t5" });
+    expect(beside(turn(["t1", "t2"]))).toEqual({ at: 2, of: 2, before: "t1", after: null });
+    for (const alone of [undefined, [], ["t2"], ["t1", "t9"], "t2", [{}, 3]]) expect(beside(turn(alone))).toBeNull();
   });
-  it("stale turns are shown and neither counted nor copied", () => {
+  it("stale turns are shown and not copied", () => {
     const turns = [...record().turns, { id: "old", role: "user", text: "gone", stale: true }];
     const chat = parseChat(record({ turns }))!;
     expect(chat.turns.at(-1)).toMatchObject({ stale: true, text: "gone" });
-    expect(turnsAfter(chat, "u2")).toBe(1);
     expect(chatText(chat)).not.toContain("gone");
+  });
+  it("reads the rows of its tree, whatever they hold", () => {
+    const good = { id: "t1", parent: -1, lines: [true, false], branch: true, text: "Q", cell: "[1]", tokens: 3, stale: true, on_path: true, head: true };
+    const tree = parseChat(record({ tab: "tree", tree: [good, 7, { parent: 5, lines: "x", tokens: -2 }, { parent: 0.5 }, { id: "t9", parent: 0 }] }))!.tree;
+    expect(tree[0]).toEqual({ id: "t1", parent: -1, lines: [true, false], branch: true, text: "Q", cell: "[1]", tokens: 3, stale: true, onPath: true, head: true });
+    expect(tree.map((row) => row.parent)).toEqual([-1, -1, -1, -1, 0]);
+    expect([tree[2]!.lines, tree[2]!.tokens, parseChat(record())!.tree, parseChat(record({ tab: "raw" }))!.tab]).toEqual([[], 0, [], "chat"]);
   });
   it("copies as plain text", () => {
     expect(chatText(parseChat(record())!)).toContain("You:\nTwo?\n\nm:\nsec");
@@ -97,8 +105,12 @@ describe("nothing typed is lost", () => {
     });
     expect(play(...edit, { type: "accepted" })).toMatchObject({ editing: null, draft: "later" });
   });
-  it("regenerate and stop touch no box", () => {
-    for (const what of ["regenerate", "stop"] as const)
+  it("what the kernel did is said until the next command", () => {
+    const noted = play({ type: "sent", what: "fork" }, { type: "accepted", note: "garden-2 begins here." });
+    expect([noted.note, step(noted, { type: "sent", what: "go" }).note, step(noted, { type: "dismiss" }).note]).toEqual(["garden-2 begins here.", "", ""]);
+  });
+  it("no other command touches a box", () => {
+    for (const what of ["regenerate", "stop", "go", "fork"] as const)
       expect(play({ type: "draft", text: "x" }, { type: "sent", what }, { type: "accepted" }).draft).toBe("x");
   });
   it("a second command waits for the first", () => {

@@ -50,6 +50,17 @@ describe("rates", () => {
 });
 
 describe("bars", () => {
+  it("a row that came and went between two snapshots has its bar, in the first slot that was free", () => {
+    const end = (id: string, from: number, to: number) => ({ id, how: "done", label: `[${id}]`, from, to });
+    const ended = [end("x", 1.2, 1.3), end("y", 1.25, 1.4), end("z", 1.5, 1.6), { id: "q", how: "stopped", label: "q", from: null, to: 1.5 }];
+    const { spans } = fold(status(1, []), status(2, [], { ended }), status(3, [], { ended }));
+    expect(spans.map((span) => [span.id, span.slot, span.from, span.to])).toEqual([["x", 0, 1.2, 1.3], ["y", 1, 1.25, 1.4], ["z", 0, 1.5, 1.6]]);
+    const past = { schema: "mlxnb.history/1", labels: { x: "[x]" }, moments: [{ t: 1, models: [], ended: [] }, { t: 2, models: [], ended: [["x", "done", 1.2, 1.3], ["old", "done"]] }] };
+    expect(withPast(fold(status(3, [])), past).spans).toMatchObject([{ id: "x", label: "[x]", slot: 0, to: 1.3, how: "done" }]);
+    const seen = fold(status(1, [row(0, "a")]), status(2, [], { ended: [end("a", 0.9, 1.5)] })).spans;
+    expect(seen).toMatchObject([{ id: "a", from: 0.9, to: 1.5, how: "done" }]);
+    expect(fold(status(1, []), status(2, [row(0, "b", { from: 1.7 })])).spans).toMatchObject([{ id: "b", from: 1.7, to: null }]);
+  });
   it("a row that leaves closes its bar, with how it ended", () => {
     const { spans } = fold(status(1, [row(0, "a"), row(1, "b")]), status(2, [row(0, "b")], { ended: [{ id: "a", how: "stopped" }] }));
     expect(spans.find((span) => span.id === "a")).toMatchObject({ to: 2, how: "stopped" });

@@ -2,12 +2,15 @@ import { signal } from "@preact/signals";
 import { afterEach, describe, expect, it, vi } from "vitest";
 
 import * as samples from "../gallery/samples_more";
+import * as trees from "../gallery/samples_trees";
 import type { Host } from "../src/host";
 import { mount, type ViewKind } from "../src/mount";
 import "../src/views";
 import "../src/monitor";
 import "../src/playground";
 import "../src/stepper";
+import "../src/cache";
+import "../src/loom";
 
 type Sent = [name: string, args: Record<string, unknown>];
 const left: (() => void)[] = [];
@@ -59,9 +62,11 @@ describe("every view takes any record", () => {
     { schema: "mlxnb.chat/1", turns: [[], { role: "user", text: [] }], runs: 4 },
     { schema: "mlxnb.stepper/1", step: { candidates: [{}] }, past: [{ id: 1 }] },
     { schema: "mlxnb.playground/1", runs: [3] },
+    { schema: "mlxnb.loom/1", runs: [{ schema: "mlxnb.run/1", text: "<img src=x>", tokens: [{ id: "x", text: "<b>b</b>" }] }], rows: [{}] },
+    { schema: "mlxnb.cache/1", state: "ready", ram: { blocks: 3 }, edges: [{ blocks: 3, users: ["<b>u</b>"], head: "<img src=x>" }] },
     { state: "ready", models: [{ slots: [{ slot: 0, id: "<b>" }] }], t: "now" },
   ];
-  for (const kind of ["compare", "chat", "monitor", "playground", "stepper"] as const) {
+  for (const kind of ["compare", "chat", "monitor", "playground", "stepper", "loom", "cache"] as const) {
     it(`${kind} shows a notice or a poorer picture, and never markup of the record`, () => {
       for (const record of hostile) {
         const { el } = show(kind, record);
@@ -76,13 +81,15 @@ describe("every view takes any record", () => {
         monitor: samples.monitorBusy()[30],
         playground: samples.playgroundDone,
         stepper: samples.stepperReady,
+        loom: trees.loomLive,
+        cache: trees.cacheTree,
       }[kind];
       const { el, host } = show(kind, good);
       for (const record of [...hostile, good]) {
         host.record.value = record;
         await settle();
       }
-      expect(el.textContent).toContain("SmolLM2");
+      expect(el.textContent).toMatch(/SmolLM2|Qwen3/);
     });
   }
   it("text that looks like markup is text", () => {
@@ -188,6 +195,63 @@ describe("chat", () => {
       ["chat.edit", { turn: "u1", text: "Anew" }],
     ]);
     expect(find(".mlxnb-ch-edit")).toBeNull();
+  });
+  it("goes to what stands beside a turn, and not where nothing does", async () => {
+    const { button, sent, text } = show("chat", samples.chatDone);
+    expect(text()).toContain("2/2");
+    expect([button("Later question").disabled, button("Earlier answer").disabled]).toEqual([true, true]);
+    button("Earlier question").click();
+    await settle();
+    button("Later answer").click();
+    await settle();
+    expect(sent).toEqual([
+      ["chat.go", { turn: "t4" }],
+      ["chat.go", { turn: "t6" }],
+    ]);
+  });
+  it("forks at an answer, and says what it is called", async () => {
+    const { button, sent, text } = show("chat", samples.chatDone, {
+      answer: () => Promise.resolve({ ...samples.chatDone, note: "garden-2 begins with the turns up to here." }),
+    });
+    button("Fork").click();
+    await settle();
+    expect(sent).toEqual([["chat.fork", { turn: "t1" }]]);
+    expect(text()).toContain("garden-2 begins with the turns up to here.");
+  });
+  it("draws its tree, picks a turn in it, and goes on from there", async () => {
+    const { el, button, sent, text } = show("chat", samples.chatTree);
+    expect([...el.querySelectorAll(".mlxnb-ch-tree b")].map((b) => b.textContent)).toEqual(["System", "t1", "t2", "t3", "t4", "t6", "t5"]);
+    expect(el.querySelectorAll(".mlxnb-ch-tree [stroke-dasharray]").length).toBe(2);
+    expect([button("Set as head"), button("Fork")!.disabled]).toEqual([undefined, false]);
+    button("t4").click();
+    await settle();
+    button("Set as head").click();
+    await settle();
+    button("t3").click();
+    await settle();
+    expect(text()).toContain("t3 is stale");
+    expect(button("Set as head")).toBeUndefined();
+    button("Keep as a fork").click();
+    await settle();
+    expect(sent).toEqual([
+      ["chat.go", { turn: "t4", exact: true }],
+      ["chat.fork", { turn: "t3" }],
+    ]);
+    button("Chat").click();
+    await settle();
+    expect(el.querySelector("[aria-label='Message']")).not.toBeNull();
+  });
+  it("a saved tree can be read and not changed", () => {
+    const { button, el } = show("chat", samples.chatTree, { live: false });
+    expect([button("Fork"), button("Set as head"), el.querySelectorAll(".mlxnb-ch-tree button:enabled").length]).toEqual([undefined, undefined, 0]);
+  });
+  it("keeps stale turns as a fork, and says which cell brings them up to date", async () => {
+    const { button, sent, text } = show("chat", samples.chatStale);
+    expect(text()).toContain("Running cell [9] again");
+    expect(text()).toContain("Lettuce and spinach");
+    button("Keep as a fork").click();
+    await settle();
+    expect(sent).toEqual([["chat.fork", { turn: "t2" }]]);
   });
   it("Escape leaves an edit without a command", async () => {
     const { find, button, sent } = show("chat", samples.chatDone);
@@ -300,7 +364,7 @@ describe("playground", () => {
       await vi.advanceTimersByTimeAsync(100);
     }
     expect(sent).toEqual([]);
-    expect(text()).toContain("reads 39 prompt tokens again");
+    expect(text()).toContain("reads 1 prompt token, the others are in the cache");
     await vi.advanceTimersByTimeAsync(1000);
     expect(sent.map(([name, args]) => [name, args.settings])).toEqual([["playground.run", { temp: 1 }]]);
   });
@@ -402,5 +466,160 @@ describe("monitor", () => {
     await settle();
     expect(text()).toContain("idle for 4");
     expect(find("table")).toBeNull();
+  });
+});
+
+describe("loom", () => {
+  const pieces = (el: Element) => [...el.querySelectorAll<HTMLElement>("[role=treeitem]")];
+  const choose = async (el: Element, words: string) => {
+    pieces(el).find((one) => one.textContent!.includes(words))!.click();
+    await settle();
+  };
+  it("shows shared text once, with counts, marks and ends, and reads the chosen path as one text", async () => {
+    const { el, text } = show("loom", trees.loomLive);
+    expect(pieces(el).filter((one) => one.textContent!.startsWith("found"))).toHaveLength(1);
+    expect(pieces(el)[0]!.getAttribute("aria-label")).toBe("found, 9 of 16 samples, probability 0.55");
+    await choose(el, "green wax");
+    expect(text()).toContain("lighthouse keeper found a bottle wedged between two stones, its cork sealed with green wax.");
+    expect(pieces(el).filter((one) => one.getAttribute("aria-selected") === "true")).toHaveLength(1);
+  });
+  it("acts on the chosen place by command", async () => {
+    const { el, sent, button } = show("loom", trees.loomLive);
+    await choose(el, "the boat already gone");
+    for (const words of ["Mark this path", "Hide it", "4 samples from here", "One row"]) {
+      button(words).click();
+      await settle();
+    }
+    const place = { run: 5, at: 5, token: null };
+    expect(sent).toEqual([
+      ["loom.mark", { ...place, mark: "kept", on: true }],
+      ["loom.mark", { ...place, mark: "pruned", on: true }],
+      ["loom.more", { ...place, tokens: 64, rows: 4 }],
+      ["loom.more", { ...place, tokens: 64, rows: 1 }],
+    ]);
+  });
+  it("the keys walk the tree and act, one stop of the Tab key", async () => {
+    const { el, sent } = show("loom", trees.loomLive);
+    const stops = () => pieces(el).filter((one) => one.tabIndex === 0);
+    expect(stops()).toHaveLength(1);
+    stops()[0]!.focus();
+    press(stops()[0]!, "ArrowRight");
+    await settle();
+    expect((document.activeElement as HTMLElement).textContent).toContain("a bottle wedged");
+    press(document.activeElement!, "ArrowDown");
+    await settle();
+    expect(document.activeElement!.textContent).toContain("the boat");
+    expect(stops()).toEqual([document.activeElement]);
+    press(document.activeElement!, "k");
+    await settle();
+    expect(sent).toEqual([["loom.mark", { run: 5, at: 5, token: null, mark: "kept", on: true }]]);
+    press(document.activeElement!, "ArrowLeft");
+    await settle();
+    expect(document.activeElement!.textContent).toContain("found");
+  });
+  it("expands by the ticked tokens, and says before what it costs", async () => {
+    const { el, sent, button, text, find } = show("loom", trees.loomLive);
+    await choose(el, "walked");
+    button("Expand…").click();
+    await settle();
+    expect(text()).toContain("3 places, nothing to compute");
+    type(find<HTMLInputElement>("input[type=number][max='8']"), "2");
+    await settle();
+    expect(text()).toContain("12 places, 3 steps of one token in 1 batch");
+    const ticks = [...el.querySelectorAll<HTMLInputElement>("input[type=checkbox]")];
+    ticks[0]!.click();
+    await settle();
+    [...el.querySelectorAll("button")].filter((one) => one.textContent === "Expand")[0]!.click();
+    await settle();
+    const [name, args] = sent.at(-1)!;
+    expect([name, args.width, args.depth, (args.ids as number[]).length]).toEqual(["loom.expand", 3, 2, 2]);
+  });
+  it("asks for what could come next where nobody looked", async () => {
+    const { el, sent, button } = show("loom", trees.loomLive);
+    await choose(el, "the boat already gone");
+    button("Expand…").click();
+    await settle();
+    expect(sent).toEqual([["loom.peek", { run: 5, at: 5, token: null }]]);
+  });
+  it("puts a path into a chat and says its name; what fails is said", async () => {
+    const { el, text, button } = show("loom", trees.loomLive, { answer: () => Promise.resolve({ name: "loom_chat", tokens: 4 }) });
+    await choose(el, "the boat already gone");
+    button("Put the prompt and this path").click();
+    await settle();
+    expect(text()).toContain('loom_chat.send("…")');
+    const refused = show("loom", trees.loomLive, { answer: refuse });
+    await choose(refused.el, "the boat already gone");
+    refused.button("Put the prompt and this path").click();
+    await settle();
+    expect(refused.text()).toContain("The kernel is gone.");
+  });
+  it("a saved loom is read and takes no command", async () => {
+    const { el, sent, text } = show("loom", trees.loomLive, { live: false });
+    await choose(el, "green wax");
+    expect([...el.querySelectorAll(".mlxnb-lm-act button")]).toEqual([]);
+    press(pieces(el)[0]!, "k");
+    expect([sent, text().includes("saved before the end")]).toEqual([[], true]);
+  });
+  it("says that samples cannot differ only where they did not", () => {
+    const words = "every sample is the same";
+    const same = { ...trees.loomOne, runs: (trees.loomOne.runs as object[]).slice(0, 3), rows: (trees.loomOne.rows as object[]).slice(0, 3) };
+    expect(show("loom", same).text()).toContain(words);
+    expect(show("loom", { ...trees.loomGrown, temp: 0 }).text()).not.toContain(words);
+    expect(show("loom", { ...same, temp: 0.8 }).text()).not.toContain(words);
+  });
+  it("folds what is pruned, and brings it back", async () => {
+    const { el, sent, button } = show("loom", trees.loomLive);
+    expect(el.textContent).not.toContain("spoke of it again");
+    await choose(el, "never2 of 16");
+    button("Bring it back").click();
+    await settle();
+    expect(sent.at(-1)![1]).toMatchObject({ mark: "pruned", on: false });
+  });
+});
+
+describe("cache map", () => {
+  it("draws a lane for each run of blocks with who uses it, and what it saves", () => {
+    const { el, text } = show("cache", trees.cacheTree);
+    expect(el.querySelectorAll(".mlxnb-cm-run")).toHaveLength(8);
+    expect(el.querySelector(".mlxnb-cm-run")!.getAttribute("aria-label")).toBe("Blocks 0 to 15, 5 users, in RAM and on the SSD, in use");
+    for (const words of ["444\u2009MB of 1.5\u2009GB RAM", "84 % from the cache", "2.8× by sharing", "drier-bed And if the bed were drier?"]) expect(text()).toContain(words);
+  });
+  it("reads a block when it has the focus, only then, and shows what the kernel answers", async () => {
+    const { el, sent, text } = show("cache", trees.cacheTree, { answer: () => Promise.resolve({ text: "Clear the emitters\u0007 first" }) });
+    expect(sent).toEqual([]);
+    const run = el.querySelectorAll<HTMLElement>(".mlxnb-cm-run")[1]!;
+    run.focus();
+    await new Promise((done) => setTimeout(done, 20));
+    press(run, "ArrowRight");
+    await settle();
+    expect(sent.at(-1)).toEqual(["cache.text", { edge: "b", block: 1 }]);
+    expect(text()).toContain("Block 17");
+    expect(text()).toContain("Clear the emitters␇ first");
+    press(run, "Escape");
+    await settle();
+    expect(el.querySelector("[role=dialog]")).toBeNull();
+  });
+  it("ten thousand blocks are few elements, and it says what is left out", async () => {
+    const { el, text, button } = show("cache", trees.cacheLarge);
+    expect(el.querySelectorAll("*").length).toBeLessThan(600);
+    expect(text()).toContain("Left out: 740 branches, 4,310 blocks.");
+    button("Show all").click();
+    await settle();
+    expect(el.querySelectorAll(".mlxnb-cm-run")).toHaveLength(160);
+  });
+  it("an empty cache, one that is off and no engine are three different things", () => {
+    expect(show("cache", trees.cacheEmpty).text()).toContain("No blocks yet");
+    expect(show("cache", trees.cacheOff).text()).toContain("is off");
+    expect(show("cache", { ...trees.cacheOff, state: "not started" }).text()).toContain("No engine is running");
+  });
+  it("lists who would free what, and what has left", async () => {
+    const { el, text, button } = show("cache", trees.cacheTree);
+    button("Chats and cells").click();
+    await settle();
+    expect(el.querySelectorAll("tbody tr")).toHaveLength(4);
+    button("Evictions").click();
+    await settle();
+    expect(text()).toContain("17 blocks left the RAM");
+    expect(text()).toContain("computed anew");
   });
 });

@@ -14,7 +14,7 @@ const chat = {
 afterEach(() => document.body.replaceChildren());
 
 it("knows the view of every record, and of nonsense", () => {
-  expect(["chat", "playground", "stepper", "monitor", "run"].map((name) => kindOf({ schema: `mlxnb.${name}/1` }))).toEqual(["chat", "playground", "stepper", "monitor", "run"]);
+  expect(["chat", "playground", "stepper", "monitor", "loom", "cache", "run"].map((name) => kindOf({ schema: `mlxnb.${name}/1` }))).toEqual(["chat", "playground", "stepper", "monitor", "loom", "cache", "run"]);
   expect(kindOf({ schema: "mlxnb.group/1", runs: [] })).toBe("compare");
   for (const record of [null, 7, "x", [], {}, { schema: "constructor" }, { schema: ["mlxnb.chat/1"] }, { schema: "mlxnb.chat/9" }]) expect(kindOf(record), JSON.stringify(record)).toBe("run");
 });
