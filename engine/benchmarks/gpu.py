@@ -1,6 +1,6 @@
 """GPU benchmarks D1 to D4: a model of Llama-8B's shape with random weights, bfloat16, on MLX's CUDA backend, against mlx-lm.
 
-    python engine/benchmarks/gpu.py [--parts windows,decode,levers,prefill,quantised] [--batches 1,8,32] [--rounds 5] [--out DIR]
+    python engine/benchmarks/gpu.py [--parts windows,decode,levers,prefill,restore,quantised] [--batches 1,8,32] [--rounds 5] [--out DIR]
 
 All arms run in one process over the same weights, round by round in alternating order; a figure is the median over the rounds, a
 ratio the median of the rounds' own ratios. Ours is the engine's own `WindowGroup` behind its scheduler with readers that only
@@ -30,10 +30,12 @@ from mlx.utils import tree_map
 
 from mlxnb_engine import qualify
 from mlxnb_engine.admission import Entry, RowSpec
+from mlxnb_engine.cache.tree import PrefixCache
 from mlxnb_engine.cuda import linear
 from mlxnb_engine.delivery import Drawn
 from mlxnb_engine.graph import ModelGraph
 from mlxnb_engine.methods.compiled import CompiledSteps
+from mlxnb_engine.methods.reuse import PrefixReuse, Shared
 from mlxnb_engine.methods.window import GroupLimits, WindowGroup
 from mlxnb_engine.scheduler import Scheduler
 from mlxnb_engine.state.slots import Slots
@@ -97,6 +99,7 @@ class Count:
     ids: list[int] = field(default_factory=list)
     error: BaseException | None = None
 
+    def reused(self, tokens: int, ssd_tokens: int) -> None: ...
     def admit(self) -> None: ...
     def prefilled(self, done: int, total: int) -> None: ...
     def finish(self, reason: str) -> None: ...
@@ -119,11 +122,18 @@ class Ours:
     submit: qualify.SubmitOrder = "before"
     chunk: int = CHUNK
     kernel_rows: int = linear.MAX_ROWS
+    kept: Shared | None = None
+    """A prefix cache that outlives the rounds."""
+
+    def reuse(self) -> PrefixReuse | None:
+        if self.kept is None:
+            return None
+        return PrefixReuse(self.kept, lambda chunk: bytes(32), self.graph.specs, self.graph.family, chunk=self.chunk, exact=False)
 
     def start(self, ids: list[list[int]]) -> None:
         """Read all prompts; every row is running afterwards."""
         linear.MAX_ROWS = self.kernel_rows
-        self.group = WindowGroup(self.graph, GroupLimits(self.chunk, self.submit, self.geometry))
+        self.group = WindowGroup(self.graph, GroupLimits(self.chunk, self.submit, self.geometry), self.reuse())
         scheduler = Scheduler(self.group, max_rows=len(ids), prefill_chunk=self.chunk, max_kv_bytes=None)
         self.readers = [Count() for _ in ids]
         for reader, one in zip(self.readers, ids, strict=True):
@@ -242,6 +252,46 @@ def prefill_ms(arm: Arm, ids: list[int]) -> float:
     return (time.perf_counter() - started) * 1e3
 
 
+def restore_ms(arm: Ours, ids: list[int]) -> float:
+    """Until all but the last token of a prompt that was read before are in the buffers of a new row."""
+    reuse = arm.reuse()
+    assert reuse is not None
+    slots = Slots(arm.graph.specs, arm.geometry, split=arm.graph.family.split, wide_masks=arm.graph.wide_masks)
+    entry = Entry(tuple(ids), deque([RowSpec(Count(), SamplingSpec(), 0, 8, 10**6)]))  # type: ignore[arg-type]
+    started = time.perf_counter()
+    entry.state = slots.add(len(ids) + 1)
+    reuse.open(slots, entry)
+    mx.eval(slots.arrays())
+    took = (time.perf_counter() - started) * 1e3
+    assert entry.done == len(ids) - 1 == entry.state.length, entry.done
+    slots.clear()
+    return took
+
+
+def restores(arm: Ours, ids: list[int], rounds: int) -> dict[str, Any]:
+    """D3: the first token of a prompt with an empty cache and with a warm one, and the restore alone; in turns."""
+    runs: dict[str, list[float]] = {"prefill": [], "warm": [], "restore": []}
+    warm = replace(arm, kept=Shared(PrefixCache(budget_bytes=8 * 2**30)))
+    prefill_ms(warm, ids)
+    warm.stop()
+    for index in range(rounds + 1):
+        faulthandler.dump_traceback_later(STUCK_AFTER_S, exit=True)
+        for name, side in (("prefill", arm), ("warm", warm)) if index % 2 else (("warm", warm), ("prefill", arm)):
+            took = prefill_ms(side, ids)
+            side.stop()
+            runs[name] += [took] if index else []
+        took = restore_ms(warm, ids)
+        runs["restore"] += [took] if index else []
+        gc.collect()
+        faulthandler.cancel_dump_traceback_later()
+    assert warm.kept is not None
+    warm.kept.cache.close()
+    ratios = {name: [a / b for a, b in zip(runs["prefill"], runs[name], strict=True)] for name in ("warm", "restore")}
+    out = {"runs": runs} | {name: {"ratio": statistics.median(r), "spread": [min(r), max(r)]} for name, r in ratios.items()}
+    print(f"  restore: {json.dumps({k: v for k, v in out.items() if k != 'runs'})} {runs}", flush=True)
+    return out
+
+
 def window_curve(graph: ModelGraph, geometry: Geometry, batch: int, length: int, rounds: int) -> list[dict[str, Any]]:
     """D4: milliseconds of one window of W positions per row, all scored, against W single steps from the same state; and whether
     scores have the same bits. Each window is rolled back."""
@@ -345,6 +395,13 @@ def table(results: dict[str, Any]) -> str:
                 same = "yes" if w["same_bits"] else "no"
                 lines.append(f"| {label} | {w['width']} | {w['window_ms']:.2f} | {w['singles_ms']:.2f} | {same} |")
         lines.append("")
+    for label, result in results.get("restore", {}).items():
+        lines += ["| D3: a prompt read before | ms | against prefill (min to max) |", "|---|---|---|"]
+        for name, title in (("prefill", "first token, empty cache"), ("warm", "first token, warm cache"), ("restore", "restore alone")):
+            low, high = result.get(name, {}).get("spread", (0.0, 0.0))
+            ratio = f"{result[name]['ratio']:.1f}x ({low:.1f} to {high:.1f})" if name in result else ""
+            lines.append(f"| {title}, {label} | {statistics.median(result['runs'][name]):.2f} | {ratio} |")
+        lines.append("")
     for label, share in results.get("rows_agree", {}).items():
         lines.append(f"Rows of a batch against each alone, {label}: {share:.1%} of the tokens are the same.")
     return "\n".join(lines) + "\n"
@@ -352,10 +409,11 @@ def table(results: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", default="windows,decode,levers,prefill,quantised")
+    parser.add_argument("--parts", default="windows,decode,levers,prefill,restore,quantised")
     parser.add_argument("--shape", choices=SHAPES, default="llama-8b")
     parser.add_argument("--batches", default="1,8,32")
     parser.add_argument("--prompt", type=int, default=256)
+    parser.add_argument("--long", type=int, default=4096, help="tokens of D3's prompt")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--lever-rounds", type=int, default=3)
@@ -397,9 +455,12 @@ def main() -> None:
         decode(arms[:2], options.rounds, "decode")
     if "levers" in parts:
         decode(arms[1:], options.lever_rounds, "levers")
+    long = prompts(1, options.long, config["vocab_size"])[0]
     if "prefill" in parts:
-        long = prompts(1, 4096, config["vocab_size"])[0]
-        results["prefill"] = {"4096 tokens": compare(arms[:2], options.rounds + 1, lambda arm: prefill_ms(arm, long), "prefill")}
+        results["prefill"] = {f"{options.long} tokens": compare(arms[:2], options.rounds + 1, lambda arm: prefill_ms(arm, long), "prefill")}
+        save()
+    if "restore" in parts:
+        results["restore"] = {f"{options.long} tokens": restores(ours, long, options.rounds)}
         save()
     if "quantised" in parts:
         small = build(config, model)
