@@ -25,7 +25,7 @@ from mlxnb_engine.methods.window import Row
 from mlxnb_engine.state import payload
 from mlxnb_engine.state.payload import StatePayload
 from mlxnb_engine.state.spec import Geometry
-from mlxnb_engine.types import SamplingSpec
+from mlxnb_engine.types import SamplingSpec, StateSpec
 
 PLAIN = Geometry()
 
@@ -232,8 +232,7 @@ def test_a_corrupt_byte_of_a_block_is_seen_by_the_comparison(shared: Shared) -> 
             held = [node.value.payload, node.attachment]  # type: ignore[union-attr]
             for part in held:
                 if isinstance(part, StatePayload):
-                    for key, array in part.tensors().items():
-                        part._tensors[key] = array + 1e-3
+                    part.stacks = tuple(array + 1e-3 for array in part.stacks)
         assert unlike(rig, rig.turn((*ids, 7)), (*ids, 7)) != []
 
 
@@ -536,15 +535,26 @@ def test_a_payload_survives_the_way_over_host_bytes(kind: str, shared: Shared) -
                 back = StatePayload.from_host(parts, state.to_host())
                 assert list(back.tensors()) == list(state.tensors()) and back.nbytes == state.nbytes
                 assert all(map(mx.array_equal, back.arrays(), state.arrays()))
-    half = StatePayload({(0, "k"): mx.array([[[1.5, -0.0, float("nan")]]], mx.bfloat16), (0, "v"): mx.zeros((1, 1, 0), mx.bfloat16)})
-    parts = (payload.PartSpec(0, "k", "bfloat16", (1, 1, 3)), payload.PartSpec(0, "v", "bfloat16", (1, 1, 0)))
+    parts = (payload.PartSpec(0, "k", "bfloat16", (1, 1, 3), 0), payload.PartSpec(0, "v", "bfloat16", (1, 1, 0), 1))
+    half = StatePayload(parts, [mx.array([[[[1.5, -0.0, float("nan")]]]], mx.bfloat16), mx.zeros((1, 1, 1, 0), mx.bfloat16)])
     back = StatePayload.from_host(parts, half.to_host())
     assert [a.view(mx.uint16).tolist() if a.size else a.shape for a in back.arrays()] == [
         half.arrays()[0].view(mx.uint16).tolist(),
-        (1, 1, 0),
+        (1, 1, 1, 0),
     ]
     with pytest.raises(ValueError):
         StatePayload.from_host(parts, [b"123", b""])
+    with pytest.raises(ValueError, match="another layout"):
+        StatePayload(parts, half.stacks[::-1])
+
+
+def test_layers_of_one_shape_and_window_lie_in_one_array() -> None:
+    def attends(window: int | None = None, dim: int = 8, layer: int = 0) -> StateSpec:
+        return StateSpec("full" if window is None else "sliding", 2, dim, 8, "float32", window, place=(layer,))
+
+    specs = (attends(), attends(128), attends(), attends(128), attends(256), attends(dim=16))
+    stacks = [part.stack for part in payload.block_parts(specs, T)]
+    assert stacks == [0, 0, 1, 1, 0, 0, 1, 1, 2, 2, 3, 0]
 
 
 # -- the budget ------------------------------------------------------------------------------------------------------------

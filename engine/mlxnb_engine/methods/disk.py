@@ -54,7 +54,7 @@ class Form:
     @classmethod
     def of(cls, namespace: bytes, specs: Sequence[StateSpec], codec: Sequence[str]) -> Form:
         """Raises ValueError if a record could not hold such blocks."""
-        parts, attachment = payload.block_parts(specs, T), payload.attachment_parts(specs)
+        parts, attachment = payload.block_parts(tuple(specs), T), payload.attachment_parts(tuple(specs))
         tensors, state = (tuple(TensorSpec(p.layer, p.part, p.dtype, tuple(p.shape)) for p in some) for some in (parts, attachment))
         digest = bytes.fromhex(digest_fields([("codec", name.encode()) for name in codec]))
         return cls(Layout(namespace, digest, tensors, state or None), parts, attachment)

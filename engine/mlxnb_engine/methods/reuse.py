@@ -133,9 +133,9 @@ class PrefixReuse:
     ) -> None:
         self._cache, self._pending, self._disk, self._namespaces = shared.cache, shared.pending, shared.disk, namespaces
         self._specs, self._chunk = tuple(specs), chunk
-        attached = _bytes(payload.attachment_parts(specs))
+        attached = _bytes(payload.attachment_parts(self._specs))
         self.reuse = Reuse(trimmable=not attached)
-        self._cheap = attached <= _bytes(payload.block_parts(specs, T))
+        self._cheap = attached <= _bytes(payload.block_parts(self._specs, T))
         self._delicate = exact and not family.windows
         self._by_chunk = exact and family.fixed_chunks
         self._owners = 0

@@ -10,7 +10,9 @@ kept, and before the row's next step is submitted, or that step copies the buffe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -26,12 +28,17 @@ _NUMPY = {"bfloat16": "uint16"}
 
 
 class PartSpec(NamedTuple):
-    """One array of a payload. shape: without the row axis; K and V of a block are [kv_heads, tokens, dim]."""
+    """One layer's share of a payload. shape: without the row axis; K and V of a block are [kv_heads, tokens, dim].
+
+    stack: which array of the payload it lies in, with others of its shape that are always wanted together. A model of 32 layers so
+    keeps one array per block, not 64, and hands it to the device in one piece.
+    """
 
     layer: int
     part: str
     dtype: str
     shape: tuple[int, ...]
+    stack: int
 
 
 class Piece(NamedTuple):
@@ -43,38 +50,47 @@ class Piece(NamedTuple):
 
 
 class StatePayload:
-    """Immutable arrays by layer and part, each contiguous and without the row axis.
+    """Immutable state by layer and part: each stack [parts, *shape] holds its parts in the order of the layout, contiguous.
 
     Owner: the engine thread, which makes and drops it. Nothing in it is ever written to.
     """
 
-    __slots__ = ("_tensors", "nbytes")
+    __slots__ = ("nbytes", "parts", "stacks")
 
-    def __init__(self, tensors: Mapping[Part, mx.array]) -> None:
-        self._tensors = dict(tensors)
-        self.nbytes = sum(array.nbytes for array in self._tensors.values())
+    def __init__(self, parts: tuple[PartSpec, ...], stacks: Sequence[mx.array]) -> None:
+        """Raises ValueError for stacks that are not of this layout."""
+        self.parts, self.stacks = parts, tuple(stacks)
+        self.nbytes = sum(array.nbytes for array in self.stacks)
+        first = {part.stack: part for part in reversed(parts)}
+        counts = Counter(part.stack for part in parts)
+        wanted = [((counts[i], *first[i].shape), MLX_DTYPES[first[i].dtype]) for i in sorted(first)]
+        if [(array.shape, array.dtype) for array in self.stacks] != wanted:
+            raise ValueError("state of another layout: its layers, shapes or types are not this model's")
 
-    def tensors(self) -> Mapping[Part, mx.array]:
-        """In the order of the layout (`block_parts`, `attachment_parts`)."""
-        return self._tensors
+    def tensors(self) -> dict[Part, mx.array]:
+        """Views by layer and part, in the order of the layout (`block_parts`, `attachment_parts`)."""
+        left = [iter(stack) for stack in self.stacks]
+        return {(part.layer, part.part): next(left[part.stack]) for part in self.parts}
 
     def arrays(self) -> list[mx.array]:
-        return list(self._tensors.values())
+        return list(self.stacks)
 
     def to_host(self) -> list[np.ndarray[Any, Any]]:
         """C-contiguous copies in the order of the layout; bfloat16 as uint16. The arrays must be evaluated. Engine thread only."""
-        return [np.array(a.view(mx.uint16) if a.dtype == mx.bfloat16 else a) for a in self._tensors.values()]
+        left = [iter(np.array(a.view(mx.uint16) if a.dtype == mx.bfloat16 else a)) for a in self.stacks]
+        return [next(left[part.stack]) for part in self.parts]
 
     @classmethod
-    def from_host(cls, parts: Sequence[PartSpec], buffers: Iterable[Any]) -> StatePayload:
+    def from_host(cls, parts: tuple[PartSpec, ...], buffers: Iterable[Any]) -> StatePayload:
         """Evaluated copies of these C-contiguous buffers, one per part. Raises ValueError if one has not its part's size."""
-        tensors = {}
+        stacked: dict[int, list[np.ndarray[Any, Any]]] = defaultdict(list)
         for spec, buffer in zip(parts, buffers, strict=True):
             dtype = np.dtype(_NUMPY.get(spec.dtype, spec.dtype))
             flat = np.frombuffer(buffer, dtype) if memoryview(buffer).nbytes else np.empty(0, dtype)
-            array = mx.array(flat.reshape(spec.shape))
-            tensors[spec.layer, spec.part] = array.view(mx.bfloat16) if spec.dtype == "bfloat16" else array
-        made = cls(tensors)
+            stacked[spec.stack].append(flat.reshape(spec.shape))
+        halves = {part.stack for part in parts if part.dtype == "bfloat16"}
+        arrays = [mx.array(np.stack(stacked[i])) for i in sorted(stacked)]
+        made = cls(parts, [a.view(mx.bfloat16) if i in halves else a for i, a in enumerate(arrays)])
         mx.eval(made.arrays())
         return made
 
@@ -84,23 +100,22 @@ def evaluate(payloads: Iterable[StatePayload]) -> None:
     mx.eval([array for payload in payloads for array in payload.arrays()])
 
 
-def block_parts(specs: Sequence[StateSpec], tokens: int) -> tuple[PartSpec, ...]:
-    """The layout of what `cut` gives for so many tokens."""
+@lru_cache(maxsize=256)
+def block_parts(specs: tuple[StateSpec, ...], tokens: int) -> tuple[PartSpec, ...]:
+    """The layout of what `cut` gives for so many tokens. Layers of one shape and window are stacked."""
+    stacks: dict[tuple[Any, ...], int] = {}
     return tuple(
-        PartSpec(layer, name, spec.dtype, (spec.kv_heads, tokens, dim))
+        PartSpec(layer, name, spec.dtype, shape, stacks.setdefault((shape, spec.dtype, spec.window), len(stacks)))
         for layer, spec in _attending(specs)
-        for name, dim in (("k", spec.key_dim), ("v", spec.value_dim))
+        for name, shape in (("k", (spec.kv_heads, tokens, spec.key_dim)), ("v", (spec.kv_heads, tokens, spec.value_dim)))
     )
 
 
-def attachment_parts(specs: Sequence[StateSpec]) -> tuple[PartSpec, ...]:
+@lru_cache(maxsize=16)
+def attachment_parts(specs: tuple[StateSpec, ...]) -> tuple[PartSpec, ...]:
     """The layout of what `snapshot` gives; empty for a model without recurrent layers."""
-    return tuple(
-        PartSpec(layer, f"state.{i}", array.dtype, array.shape)
-        for layer, spec in enumerate(specs)
-        if spec.kind == "recurrent"
-        for i, array in enumerate(spec.arrays)
-    )
+    arrays = [(layer, i, a) for layer, spec in enumerate(specs) if spec.kind == "recurrent" for i, a in enumerate(spec.arrays)]
+    return tuple(PartSpec(layer, f"state.{i}", a.dtype, a.shape, at) for at, (layer, i, a) in enumerate(arrays))
 
 
 def _attending(specs: Sequence[StateSpec]) -> list[tuple[int, StateSpec]]:
@@ -110,12 +125,17 @@ def _attending(specs: Sequence[StateSpec]) -> list[tuple[int, StateSpec]]:
 
 def cut(slots: Slots, row: SlotRow, start: int, stop: int) -> StatePayload:
     """The K/V of positions start..stop of a row, lazy. At most 64 positions of one block, all of them still held."""
-    tensors: dict[Part, mx.array] = {}
-    for i, (layer, _) in enumerate(_attending(slots.specs)):
-        for name, buffer in (("k", row.home.keys[i]), ("v", row.home.values[i])):
-            at = _slot(start, buffer, row)
-            tensors[layer, name] = mx.contiguous(buffer[row.index, :, at : at + stop - start])
-    return StatePayload(tensors)
+    parts = block_parts(slots.specs, stop - start)
+    stacks: dict[int, list[mx.array]] = defaultdict(list)
+    for part, (buffers, i) in zip(parts, _buffers(slots, row), strict=True):
+        at = _slot(start, buffers[i], row)
+        stacks[part.stack].append(buffers[i][row.index, :, at : at + stop - start])
+    return StatePayload(parts, [mx.stack(stacks[i]) for i in sorted(stacks)])
+
+
+def _buffers(slots: Slots, row: SlotRow) -> list[tuple[list[mx.array], int]]:
+    """(list, index in it) of the row's buffers, in the order of `block_parts`."""
+    return [(buffers, i) for i in range(len(slots.attention)) for buffers in (row.home.keys, row.home.values)]
 
 
 def _slot(position: int, buffer: mx.array, row: SlotRow) -> int:
@@ -127,12 +147,10 @@ def _slot(position: int, buffer: mx.array, row: SlotRow) -> int:
 def snapshot(slots: Slots, row: SlotRow) -> StatePayload:
     """The row's recurrent state, lazy: valid exactly at the row's length. Raises ValueError before its first token."""
     state = slots.recurrent.read(row)
-    parts = attachment_parts(slots.specs)
     arrays = [array for layer in state for array in layer]
     if any(array is None for array in arrays):
         raise ValueError("the row has no recurrent state yet")
-    pairs = zip(parts, arrays, strict=True)
-    return StatePayload({(part.layer, part.part): mx.contiguous(array[0]) for part, array in pairs if array is not None})
+    return StatePayload(attachment_parts(slots.specs), [mx.contiguous(array) for array in arrays if array is not None])
 
 
 def paste(slots: Slots, row: SlotRow, pieces: Sequence[Piece], state: StatePayload | None) -> None:
@@ -146,20 +164,19 @@ def paste(slots: Slots, row: SlotRow, pieces: Sequence[Piece], state: StatePaylo
     length = sum(piece.tokens for piece in pieces)
     wanted, parts = attachment_parts(specs), block_parts(specs, BLOCK_TOKENS)
     for piece in pieces:
-        _require(piece.payload, parts, piece.tokens)
-    if wanted:
-        if state is None:
-            raise ValueError("recurrent layers have no state to go on from")
-        _require(state, wanted)
+        _require(piece.payload, specs, piece.tokens)
+    if wanted and (state is None or state.parts != wanted):
+        raise ValueError("recurrent layers have no state of this layout to go on from")
+    windows = {part.stack: specs[part.layer].window for part in parts}
+    buffers = _buffers(slots, row)
     try:
-        for i, (layer, spec) in enumerate(_attending(specs)):
-            first = 0 if spec.window is None else max(0, length - spec.window + 1)
+        for stack, window in windows.items():
+            first = 0 if window is None else max(0, length - window + 1)
             seen = [p for p in pieces if p.start + p.tokens > first or p.tokens < BLOCK_TOKENS]
-            for name, buffers in (("k", row.home.keys), ("v", row.home.values)):
-                buffers[i] = _pasted(buffers[i], row, seen, (layer, name))
+            _paste(row, stack, seen, [at for part, at in zip(parts, buffers, strict=True) if part.stack == stack])
         if state is not None and wanted:
             arrays = iter(state.arrays())
-            slots.recurrent.write(row, [[next(arrays)[None] for _ in spec.arrays] for spec in slots.recurrent.specs])
+            slots.recurrent.write(row, [[next(arrays) for _ in spec.arrays] for spec in slots.recurrent.specs])
         mx.eval(slots.arrays(), [a for layer in slots.recurrent.read(row) for a in layer if a is not None])
     except BaseException:
         slots.recurrent.forget(row)
@@ -167,30 +184,28 @@ def paste(slots: Slots, row: SlotRow, pieces: Sequence[Piece], state: StatePaylo
     row.length = length
 
 
-def _pasted(buffer: mx.array, row: SlotRow, pieces: Sequence[Piece], part: Part) -> mx.array:
-    """The buffer with one layer's K or V of these pieces, neighbours in one write. In a ring later ones come over earlier ones."""
+def _paste(row: SlotRow, stack: int, pieces: Sequence[Piece], places: Sequence[tuple[list[mx.array], int]]) -> None:
+    """Write one stack of these pieces into its buffers, neighbours in one write. In a ring later ones come over earlier ones."""
     runs: list[tuple[int, list[mx.array]]] = []
     end = -1
     for piece in pieces:
-        array = piece.payload.tensors()[part]
-        at = _slot(piece.start, buffer, row)
+        array = piece.payload.stacks[stack]
+        buffers, i = places[0]  # those of a stack have one size
+        at = _slot(piece.start, buffers[i], row)
         if at != end:
             runs.append((at, []))
-        runs[-1][1].append(array if array.shape[1] == piece.tokens else array[:, : piece.tokens])
+        runs[-1][1].append(array if array.shape[2] == piece.tokens else array[:, :, : piece.tokens])
         end = at + piece.tokens
     for start, arrays in runs:
-        whole = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays, axis=1)
-        buffer[row.index, :, start : start + whole.shape[1]] = whole
-    return buffer
+        whole = arrays[0] if len(arrays) == 1 else mx.concatenate(arrays, axis=2)
+        for (buffers, i), one in zip(places, whole, strict=True):
+            buffer = buffers[i]
+            buffer[row.index, :, start : start + one.shape[1]] = one
+            buffers[i] = buffer
 
 
-def _require(payload: StatePayload, parts: Sequence[PartSpec], tokens: int | None = None) -> None:
-    """tokens: how many of a block's it must hold at least; None for an attachment, whose shapes are given."""
-    have = payload.tensors()
-    right = [(part.layer, part.part) for part in parts] == list(have)
-    for part in parts if right else ():
-        array = have[part.layer, part.part]
-        shape = part.shape if tokens is None else (part.shape[0], array.shape[1], part.shape[2])
-        right = right and array.shape == shape and array.dtype == MLX_DTYPES[part.dtype] and (tokens is None or tokens <= array.shape[1])
-    if not right:
+def _require(payload: StatePayload, specs: tuple[StateSpec, ...], tokens: int) -> None:
+    """tokens: how many it must hold at least."""
+    held = payload.parts[0].shape[1] if payload.parts and len(payload.parts[0].shape) == 3 else 0
+    if payload.parts != block_parts(specs, held) or (payload.parts and held < tokens):
         raise ValueError("state of another layout: its layers, shapes or types are not this model's")
