@@ -72,7 +72,7 @@ describe('completion', () => {
     expect(labels('%%mlx --stop x --sto|')).toEqual(['--stop']);
   });
   it('offers the values of a choice', () => {
-    expect(labels('%%mlx --view |')).toEqual(['answer', 'tokens', 'raw', 'none']);
+    expect(labels('%%mlx --view |')).toEqual(['answer', 'tokens', 'raw', 'loom', 'none']);
     expect(labels('%%mlx --view=to|')).toEqual(['tokens']);
     expect(labels('%%mlx --sweep te|')).toEqual(['temp=']);
     expect(labels('%%mlx --temp |')).toBeNull();
