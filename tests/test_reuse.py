@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,12 +14,14 @@ import pytest
 import zoo
 from rig import GREEDY, Recorder, Rig, differences, geometries
 
+from mlxnb_engine.admission import Entry
 from mlxnb_engine.cache.blocks import Block, Reuse, T, Tail
 from mlxnb_engine.cache.nodes import Node
 from mlxnb_engine.cache.tree import PrefixCache
 from mlxnb_engine.errors import ModelError
 from mlxnb_engine.graph import ModelGraph, Scores
 from mlxnb_engine.methods import reuse as reuse_module
+from mlxnb_engine.methods import window as window_module
 from mlxnb_engine.methods.reuse import Shared
 from mlxnb_engine.methods.window import Row
 from mlxnb_engine.state import payload
@@ -44,6 +46,11 @@ KINDS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "recurrent, read alone": ("mamba", {}, {}),
     "latent": ("deepseek_v3", {}, {}),
 }
+WIDE: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "recurrent and latent": ("kimi_linear", {}, {"chunk": 512}),
+    "recurrent and latent, normed": ("bailing_moe_v3", {}, {"chunk": 512}),
+}
+"""One-token windows take other arithmetic than wider ones, and whole prompts fit into one window."""
 CHEAP = {"hybrid", "hybrid, float state"}
 """Their recurrent state takes no more bytes than the K/V of a block, so that it is kept wherever a window ends at a block."""
 RECURRENT = {kind for kind in KINDS if kind.startswith(("hybrid", "recurrent"))}
@@ -53,7 +60,7 @@ DELICATE = {"recurrent, cut by position", "recurrent, read alone", "latent"}
 
 @functools.cache
 def graph_of(kind: str) -> ModelGraph:
-    module, changes, _ = KINDS[kind]
+    module, changes, _ = (KINDS | WIDE)[kind]
     model, config = zoo.build(module, **changes)
     return ModelGraph(model, config)
 
@@ -62,7 +69,7 @@ class Reusing(Rig):
     """A rig that also notes recurrent state where a row ends."""
 
     def __init__(self, kind: str, shared: Shared | None = None, **options: Any) -> None:
-        super().__init__(graph_of(kind), shared=shared, **{**KINDS[kind][2], **options})
+        super().__init__(graph_of(kind), shared=shared, **{**(KINDS | WIDE)[kind][2], **options})
         self.kind = kind
         self.recurrent: dict[Any, list[bytes]] = {}
 
@@ -207,6 +214,31 @@ def test_at_least_one_token_of_a_prompt_is_run(kind: str, length: int, shared: S
     assert len(again.scores) == 4, "each token is drawn from a forward of its own"
 
 
+@pytest.mark.parametrize("length", [66, 130, 258, 322])
+@pytest.mark.parametrize("donor", [200, 400])
+def test_a_last_token_that_a_cold_run_reads_alone_is_read_alone(length: int, donor: int, shared: Shared) -> None:
+    """Its chunk ends with a window of one, which the longer prompt read in a wider one: other bits where attention is latent."""
+    rig, first = Reusing("latent", shared), ids_of(donor)
+    rig.turn(first)
+    ids = (*first, *ids_of(length, "rest"))[:length]
+    again = rig.turn(ids)
+    assert again.cached >= min(length - 2, donor) - T and unlike(rig, again, ids) == []
+
+
+@pytest.mark.parametrize("kind", WIDE)
+@pytest.mark.parametrize("more", [1, 2, 3])
+def test_no_cut_leaves_one_token_of_a_window_by_itself(kind: str, more: int, shared: Shared) -> None:
+    """Neither where an attachment is due (258 ids of an empty cache: a mark at 256) nor behind what was taken."""
+    rig, first = Reusing(kind, shared), ids_of(300)
+    begun = ids_of(256 + more, "alone")
+    assert unlike(rig, rig.turn(begun), begun) == []
+    rig.turn(first)
+    ids = (*first[:256], *ids_of(more, "other"))
+    assert unlike(rig, rig.turn(ids), ids) == []
+    rig.turn((*first, *ids_of(40, "on")))
+    assert unlike(rig, rig.turn(ids), ids) == []
+
+
 @pytest.mark.parametrize(("kind", "rows"), [("full", 4), ("sliding", 4), ("one class", 4), ("hybrid", 4), ("latent", 2), ("ring", 2)])
 def test_rows_next_to_each_other_take_and_give_as_each_alone(kind: str, rows: int, shared: Shared) -> None:
     rig = Reusing(kind, shared)
@@ -234,6 +266,35 @@ def test_a_corrupt_byte_of_a_block_is_seen_by_the_comparison(shared: Shared) -> 
                 if isinstance(part, StatePayload):
                     part.stacks = tuple(array + 1e-3 for array in part.stacks)
         assert unlike(rig, rig.turn((*ids, 7)), (*ids, 7)) != []
+
+
+def test_copies_that_cannot_be_submitted_end_what_a_row_keeps_and_not_the_row(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, ids = Reusing("full", shared, submit="before"), ids_of(60)
+    real = window_module.mx.async_eval
+
+    def without_room(*arrays: Any) -> None:
+        if arrays and isinstance(arrays[0], list) and arrays[0]:
+            raise RuntimeError("[malloc] no room")
+        real(*arrays)
+
+    monkeypatch.setattr(window_module.mx, "async_eval", without_room)
+    row = rig.turn(ids, 80)
+    assert unlike(rig, row, ids) == [] and [node for _, node in held(shared, rig) if node.block is not None] == []
+
+
+def test_a_waiting_prompt_is_looked_up_again_only_when_something_changed(shared: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, ids = Reusing("full", shared), ids_of(300)
+    asked: list[int] = []
+    real = shared.cache.can_take
+    monkeypatch.setattr(shared.cache, "can_take", lambda *how: asked.append(1) or real(*how))
+    assert rig.reuse is not None
+    entry = Entry(ids, deque())
+    for _ in range(5):
+        assert rig.reuse.can_claim(entry) and entry.known == 0
+    assert len(asked) == 1
+    rig.turn(ids)
+    assert rig.reuse.can_claim(entry) and entry.known == 299
+    rig.reuse.release(entry)
 
 
 # -- what is kept ----------------------------------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ class Engine:
         return not self._thread.is_alive()
 
     def status(self) -> dict[str, Any]:
-        """Plain numbers read without a lock: each is right by itself, and no step is waited for."""
+        """Plain numbers, each right by itself; no step is waited for. Those of the cache are read under its lock, which is held briefly."""
         lanes = list(self._lanes)
         return {
             "state": self.state,

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from .blocks import Block, Payload, Reuse, T, Tail, block_key, root_key
 
@@ -226,32 +226,55 @@ class Root:
         )
 
 
-def youngest(roots: Iterable[Root], limit: int) -> tuple[list[Node], int]:
+class Seen(NamedTuple):
+    """What a node was at some moment, without its state: that must be let go of on the engine thread."""
+
+    place: int
+    parent: int
+    namespace: bytes
+    key: bytes | None
+    start: int
+    ids: tuple[int, ...]
+    nbytes: int
+    attachment: bool
+    leases: int
+    session: str | None
+    stored: bool
+
+
+def youngest(roots: Iterable[Root], limit: int) -> tuple[list[Seen], int]:
     """The `limit` most recently used blocks and tails of these, each after its parent, and how many there are besides."""
     aged = [pair for root in roots for pair in root.aged()]
     aged.sort(key=lambda pair: -pair[1])  # stable, and a parent is as young as the youngest below it: it stays before that
-    return [node for node, _ in aged[:limit]], max(0, len(aged) - limit)
+    return [_seen(node) for node, _ in aged[:limit]], max(0, len(aged) - limit)
 
 
-def describe(chosen: Iterable[Node]) -> list[dict[str, Any]]:
+def _seen(node: Node) -> Seen:
+    key = node.block.key if node.block is not None else None
+    start = node.parent.end if node.parent is not None else 0
+    about = (node.nbytes, node.attachment is not None, node.leases, node.session, node.stored)
+    return Seen(id(node), id(node.parent), node.root.namespace, key, start, node.ids, *about)
+
+
+def describe(chosen: Iterable[Seen]) -> list[dict[str, Any]]:
     """These nodes, JSON-able. parent: place among them, None under a root. start: tokens before it."""
-    places: dict[Node | None, int] = {}
+    places: dict[int, int] = {}
     nodes = []
-    for node in chosen:
-        places[node] = len(places)
+    for seen in chosen:
+        places[seen.place] = len(places)
         nodes.append(
             {
-                "parent": places.get(node.parent),
-                "namespace": node.root.namespace.hex(),
-                "kind": "block" if node.block is not None else "tail",
-                "key": node.block.key.hex() if node.block is not None else None,
-                "start": node.parent.end if node.parent is not None else 0,
-                "ids": list(node.ids),
-                "bytes": node.nbytes,
-                "attachment": node.attachment is not None,
-                "leases": node.leases,
-                "session": node.session,
-                "stored": node.stored,
+                "parent": places.get(seen.parent),
+                "namespace": seen.namespace.hex(),
+                "kind": "block" if seen.key is not None else "tail",
+                "key": seen.key.hex() if seen.key is not None else None,
+                "start": seen.start,
+                "ids": list(seen.ids),
+                "bytes": seen.nbytes,
+                "attachment": seen.attachment,
+                "leases": seen.leases,
+                "session": seen.session,
+                "stored": seen.stored,
             }
         )
     return nodes

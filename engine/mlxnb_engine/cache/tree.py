@@ -55,6 +55,8 @@ class PrefixCache:
         self._used = self._leased = 0  # bytes: of all that is counted; of that, under a lease
         self._counts = _Counts()
         self._closed = False
+        self.changes = 0
+        """Grows with all that could change how much of a prompt is kept: whoever asked before it grew need not ask again."""
 
     # -- take ----------------------------------------------------------------------------------------------------------
 
@@ -166,6 +168,7 @@ class PrefixCache:
         if not self._fits(attachment.nbytes, present):
             return False
         present.root.attach(present, attachment)
+        self.changes += 1
         self._unsaved[present] = None
         self._used += attachment.nbytes
         self._leased += attachment.nbytes if present.leases else 0
@@ -226,6 +229,7 @@ class PrefixCache:
             self._unlink(parent.tails[known])
         self._ages.discard(parent)
         node.root.add(node)
+        self.changes += 1
         if node.block is not None:
             self._unsaved[node] = None
         self._used += node.nbytes
@@ -238,6 +242,7 @@ class PrefixCache:
         self._ages.discard(leaf)
         self._unsaved.pop(leaf, None)
         leaf.root.remove(leaf)
+        self.changes += 1
         self._ages.add(leaf.parent)
         self._used -= leaf.nbytes if not leaf.leases else 0
 
@@ -307,6 +312,7 @@ class PrefixCache:
         """Forget a namespace; nothing is spilled. What is under a lease is not found any more, and counted until that closes."""
         with self._lock:
             root = self._roots.pop(namespace, None)
+            self.changes += 1
             for node in root.remove_all() if root is not None else ():
                 self._used -= node.nbytes if not node.leases else 0
                 self._ages.discard(node)

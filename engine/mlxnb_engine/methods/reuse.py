@@ -88,6 +88,7 @@ class Prefix:
     """An entry as the cache sees it, from claim to join. keys: of its prompt's whole blocks. marks: where an attachment is due.
 
     asked: whether the disk was asked for what memory lacks; fetch: its answer, while that is under way or waits to be taken.
+    seen: `PrefixCache.changes` when the entry's share of it was last looked up.
     """
 
     owner: str
@@ -97,6 +98,7 @@ class Prefix:
     marks: set[int] = field(default_factory=set)
     asked: bool = False
     fetch: Fetch | None = None
+    seen: int = -1
 
     def names(self, ids: Sequence[TokenId]) -> list[BlockName]:
         """Of the whole blocks of the prompt that has these ids."""
@@ -149,7 +151,9 @@ class PrefixReuse:
         prefix = self._prefix(entry)
         if prefix is None:
             return True
-        entry.known = self._cache.can_take(entry.ids, prefix.namespace, self.reuse)
+        if prefix.seen != self._cache.changes:  # asked again at each step while the entry waits
+            prefix.seen = self._cache.changes
+            entry.known = self._cache.can_take(entry.ids, prefix.namespace, self.reuse)
         if self._pending.maker(prefix.keys[entry.known // T :]) not in (None, prefix.owner):
             return False
         if self._disk is not None and not prefix.asked:
@@ -207,18 +211,22 @@ class PrefixReuse:
 
     def _take(self, slots: Any, entry: Entry, prefix: Prefix) -> int:
         """Put the longest usable prefix into the row; its length."""
-        alike = entry.ids
-        if self._delicate and entry.steps_from is not None:
-            alike = entry.ids[: entry.steps_from + 1]  # what is kept of the rest was read in windows, not drawn
-        with self._cache.take(alike, prefix.namespace, self.reuse, entry.session) as lease:
-            length = self._usable(lease.length, entry)
+        length = self._most(entry)
+        while True:
+            with self._cache.take(entry.ids[: length + 1], prefix.namespace, self.reuse, entry.session) as lease:
+                length = self._usable(lease.length, entry)
+                if length == lease.length or self.reuse.trimmable:
+                    return self._paste(slots, entry, prefix, lease, length)
+
+    def _paste(self, slots: Any, entry: Entry, prefix: Prefix, lease: Lease, length: int) -> int:
+        """Put the first tokens of a lease into the row; how many there were put."""
+        if length:
             try:
-                if length:
-                    payload.paste(slots, entry.state, _pieces(lease, length), _state(lease.attachment))
+                payload.paste(slots, entry.state, _pieces(lease, length), _state(lease.attachment))
             except Exception:
                 length, self.failures = 0, self.failures + 1
-            if length >= T:
-                prefix.chain.blocks, prefix.chain.key = length // T, lease.blocks[length // T - 1].key
+        if length >= T:
+            prefix.chain.blocks, prefix.chain.key = length // T, lease.blocks[length // T - 1].key
         return length
 
     def _take_up(self, slots: Any, entry: Entry, prefix: Prefix) -> int:
@@ -244,13 +252,24 @@ class PrefixReuse:
                 prefix.chain.blocks, prefix.chain.key = whole, lease.blocks[whole - 1].key
         return left.length
 
+    def _read_to(self, entry: Entry) -> int:
+        """How many tokens of an entry are read in windows; it draws what follows, or did so before it was interrupted."""
+        return entry.target if not self._delicate or entry.steps_from is None else entry.steps_from
+
+    def _most(self, entry: Entry) -> int:
+        """How many tokens may be taken. Where a cold run would read its last token in a window of one, nobody else's will do."""
+        chunk, target = entry.chunk or self._chunk, self._read_to(entry)
+        return target - 1 if self._delicate and chunk > 1 and target % chunk == 1 else target
+
     def _usable(self, length: int, entry: Entry) -> int:
         """One token less where a window of one token would follow, which a cold run would have read in a wider one."""
+        return length - 1 if self._splits_one_off(length, entry) else length
+
+    def _splits_one_off(self, at: int, entry: Entry) -> bool:
+        """Whether a cut here leaves one token of a window by itself, where that takes another arithmetic than in the window."""
         chunk = entry.chunk or self._chunk
-        into = length % chunk  # windows are cut at multiples of the chunk
-        target = entry.target if entry.steps_from is None else entry.steps_from
-        follows = min(length - into + chunk, target) - length
-        return length - 1 if self._delicate and self.reuse.trimmable and into and follows == 1 else length
+        start = at // chunk * chunk  # windows are cut at multiples of the chunk
+        return self._delicate and at > start and 1 in (at - start, min(start + chunk, self._read_to(entry)) - at)
 
     def _marks(self, entry: Entry, prefix: Prefix) -> set[int]:
         """Where prefill ends a chunk, so that recurrent state can be kept: before what later prompts may change, and where this or
@@ -259,7 +278,7 @@ class PrefixReuse:
         stable = min(entry.target, entry.stable) // grid * grid
         parting = self._cache.can_take(entry.ids, prefix.namespace, Reuse())
         wanted = {mark // grid * grid for mark in (*prefix.marks, parting)} | ({stable} if stable >= LEAST_ATTACHED else set())
-        return {mark for mark in wanted if entry.done < mark <= entry.target}
+        return {mark for mark in wanted if entry.done < mark <= entry.target and not self._splits_one_off(mark, entry)}
 
     @staticmethod
     def stop(entry: Entry) -> int:

@@ -346,7 +346,11 @@ class WindowGroup:
         notes = self.checkpoints.due(self.slots, flight.rows) if self.checkpoints is not None else []
         following = self._build(flight)
         if self.limits.submit == "before":
-            mx.async_eval([array for cut in cuts for array in cut.arrays()], [array for note in notes for array in note.arrays()])
+            try:
+                mx.async_eval([array for cut in cuts for array in cut.arrays()], [array for note in notes for array in note.arrays()])
+            except Exception:  # no room for the copies, say: these rows go on, and keep nothing more
+                cuts, notes = [], []
+                self._give_up(flight.rows)
             self._submit(following)
         drawn = self._read(flight)
         self._keep(cuts, flight.rows, drawn)
@@ -415,6 +419,12 @@ class WindowGroup:
                 row.chain.open = False  # nothing of a row from its failed step on
         if cuts and self.reuse is not None:
             self.reuse.keep(cuts)
+
+    @staticmethod
+    def _give_up(rows: Sequence[Row]) -> None:
+        for row in rows:
+            if row.chain is not None:
+                row.chain.open = False
 
     def _submit(self, flight: _Flight) -> None:
         # Every state array explicitly: a pending token that is a constant has no graph edge to the state (P17).
