@@ -494,6 +494,45 @@ def test_a_flush_on_a_broken_disk_says_so_and_the_next_one_makes_it_good(code: i
     assert again.turn(prompt).ssd == 256
 
 
+def test_a_flush_does_not_tell_of_blocks_that_nobody_keeps_any_more(kernels: Any) -> None:
+    files = Broken()
+    kernel = kernels(files=files)
+    files.code = errno.EIO
+    kernel.turn(ids_of(300))
+    kernel.disk.cache.clear()
+    files.code = None
+    kernel.home.clock.now += 3600
+    assert kernel.flush().ok and kernel.disk.cache.unsaved == 0
+
+
+def test_a_chain_that_was_cleared_away_is_no_trouble_of_the_disk(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = kernels()
+    copied: list[Any] = []
+    real = disk_module.Form.to_host
+    monkeypatch.setattr(disk_module.Form, "to_host", lambda form, block: copied.append(block) or real(form, block))
+    kernel.turn(ids_of(300))
+    assert kernel.flush().ok and len(copied) == 4
+    kernel.disk.writer.clear(None)
+    kernel.disk.writer.work()
+    assert not kernel.disk.spill(copied[2], kernel.rig.namespace) and len(copied) == 4
+    assert kernel.disk.spill(copied[0], kernel.rig.namespace), "saving paused since a row went on behind what was cleared"
+
+
+def test_a_pause_wakes_an_idle_engine_when_it_ends(kernels: Any, root: Path) -> None:
+    files = Broken()
+    kernel = kernels(files=files)
+    files.code = errno.EIO
+    kernel.turn(ids_of(300), 400, limit=8192)
+    rest_s = kernel.disk.advance(False)
+    assert rest_s is not None and 0 < rest_s <= disk_module.LONGEST_PAUSE_S and records_in(root) == []
+    files.code = None
+    kernel.home.clock.now += max(rest_s, 60.0)
+    for _ in range(20):
+        kernel.disk.advance(False)
+        kernel.disk.writer.work()
+    assert kernel.disk.advance(False) is None and len(records_in(root)) >= 10
+
+
 def test_a_full_disk_does_not_make_the_engine_copy_the_same_blocks_for_ever(kernels: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     files = Broken()
     kernel = kernels(files=files)

@@ -32,7 +32,7 @@ from cache_rig import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxnb_engine.cache import budget, listing, record, store
+from mlxnb_engine.cache import budget, labels, listing, record, store
 from mlxnb_engine.cache.blocks import RECORD_FORMAT, Block, T
 from mlxnb_engine.cache.files import Space
 from mlxnb_engine.cache.home import Home
@@ -805,3 +805,17 @@ def test_nobody_waiting_ends_a_restore(tmp_path: Path) -> None:
     put(disk, blocks)
     answers = iter([True, True, True, False, False])
     assert restore(disk.store, LAYOUT, Want(names_of(blocks)), 2**30, lambda: next(answers)) is None
+
+
+def test_a_name_goes_with_what_it_names_and_comes_with_the_next_block(tmp_path: Path) -> None:
+    disk, blocks = Disk(tmp_path), chain_of(LAYOUT, 1, 2)
+    other = layout_of(1).namespace
+    for namespace, name in ((LAYOUT.namespace, "org/big"), (other, "org/small")):
+        disk.store.label(namespace, name)
+    disk.store.publish(LAYOUT, blocks[0])
+    disk.store.clear(LAYOUT.namespace)
+    assert labels.read(disk.files, str(tmp_path)) == {other.hex(): "org/small"}
+    disk.store.clear()
+    assert list((tmp_path / "names").iterdir()) == []
+    disk.store.publish(LAYOUT, blocks[0])
+    assert labels.read(disk.files, str(tmp_path)) == {LAYOUT.namespace.hex(): "org/big"}

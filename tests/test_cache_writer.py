@@ -23,6 +23,7 @@ from cache_rig import (
     restored,
 )
 
+from mlxnb_engine.cache import writer as writer_module
 from mlxnb_engine.cache.blocks import Block
 from mlxnb_engine.cache.restore import Restored, Restoring, Want
 from mlxnb_engine.cache.store import Store
@@ -373,6 +374,31 @@ def test_a_late_flush_does_not_hide_what_nobody_was_told(disk: Disk) -> None:
     assert writer.receipt(asked).pending == keys(blocks[:1])
     writer.work()
     assert flush(writer) == Receipt(published=keys(blocks[:1]), dropped=keys(blocks[1:]))
+
+
+def test_what_was_synced_on_the_way_is_remembered_no_longer(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "SYNC_EVERY", 4)
+    writer, blocks = disk.writer(), chain_of(LAYOUT, 1, 10)
+    save(writer, blocks)
+    writer.work()
+    assert len(writer._fates) < 4
+    assert flush(writer) == Receipt(published=keys(blocks[8:]))
+    again = chain_of(LAYOUT, 2, 5)
+    monkeypatch.setattr(disk.store, "_sync_dir", lambda folder: False)
+    save(writer, again)
+    assert flush(writer) == Receipt(failed=keys(again)), "a sync that nobody asked for and that failed was not told of"
+
+
+def test_of_many_blocks_that_were_dropped_the_receipt_tells_with_a_few(disk: Disk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "MOST_FATES", 5)
+    writer = disk.writer(queue_bytes=2 * SIZE)
+    blocks = chain_of(LAYOUT, 1, 2)
+    assert save(writer, blocks) == [True, True]
+    for seed in range(2, 30):
+        assert save(writer, chain_of(LAYOUT, seed, 1)) == [False]
+    writer.work()
+    receipt = flush(writer)
+    assert receipt.published == keys(blocks) and len(receipt.dropped) == 3 and not receipt.ok
 
 
 # -- deadlines and ends --------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from hypothesis import strategies as st
 from mlxnb_engine import events as ev
 from mlxnb_engine.delivery import Delivery, Drawn
 from mlxnb_engine.errors import EngineDead, ModelError
+from mlxnb_engine.resume import Resumes, Trail
 from mlxnb_engine.session import Generation
-from mlxnb_engine.types import CompletionRequest, PreparedPrompt, RequestId, SamplingSpec, TokenId
+from mlxnb_engine.types import CompletionRequest, Continued, PreparedPrompt, RequestId, Resumed, SamplingSpec, TokenId
 
 
 def delivery(stop: tuple[str, ...] = (), max_tokens: int = 1000, seed: int | None = None, clock: Clock | None = None) -> Delivery:
@@ -184,6 +186,23 @@ def test_a_failed_row_keeps_its_text_and_takes_no_more() -> None:
     assert log_problems(row.generation.read()) == []
     with pytest.raises(RuntimeError, match="event after"):
         row.deliver(Drawn(TokenId(97)))
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_a_resumed_row_that_fails_can_be_resumed_once_more(resumed: bool) -> None:
+    ticket = Resumed("f" * 32, 7, False, (), (TokenId(1), TokenId(2), TokenId(3)))
+    request = CompletionRequest(RequestId("r"), "m", text="p", max_tokens=100)
+    if resumed:
+        request = replace(request, continuation=(Continued(TokenId(97)),), resumed=ticket)
+    prompt, keeper = PreparedPrompt(ticket.prompt, 3, "p"), Resumes()
+    trail = Trail(request, ticket, "a model", keeper)
+    row = Delivery(Generation(request, 0, Clock()), prompt, ByteTokenizer(), "a model", 7, trail)  # type: ignore[arg-type]
+    row.admit()
+    row.deliver(Drawn(TokenId(98)))
+    row.note(None)
+    row.fail(ModelError("another row's step failed"))
+    kept = [[token.id for token in one.request.continuation] for one in keeper._stopped.values()]
+    assert kept == ([[97, 98]] if resumed else [])
 
 
 def test_what_could_not_be_delivered_is_no_part_of_the_text() -> None:

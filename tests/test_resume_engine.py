@@ -18,12 +18,14 @@ from IPython.core.interactiveshell import InteractiveShell
 from test_magic import refused, shell  # noqa: F401 (a fixture)
 from test_magic import run as run_cell
 
-from mlxnb import runtime
+from mlxnb import resuming, runtime
 from mlxnb.run import Run
+from mlxnb_engine import events as ev
 from mlxnb_engine import resume, upkeep
 from mlxnb_engine.client import LocalClient
-from mlxnb_engine.errors import Cancelled, RequestError
+from mlxnb_engine.errors import Cancelled, CapacityExceeded, ModelError, RequestError
 from mlxnb_engine.methods import checkpoints
+from mlxnb_engine.session import Generation
 from mlxnb_engine.types import CompletionRequest, TokenId
 
 PROMPT = "Name the colours of the rainbow in order, and then those of the sea at night when the wind is still, all of them. "
@@ -274,12 +276,14 @@ def test_an_answer_of_a_killed_kernel_goes_on_in_another_one(
     killed(tiny_model, cache, *seed)
     (found,) = resume.interrupted(settings(tiny_model, cache))
     assert found.tokens > 0 and found.request.text == PROMPT
-    with contextlib.closing(client_of(tiny_model, cache, context_limit=2000)) as other:
-        (row,) = other.submit(replace(found.request, id=runtime.new_request_id()))
-        assert row.wait(WAIT_S) is not None
-        with pytest.raises(RequestError, match="context limit"):
-            row.raise_for_error()
-        assert [one.key for one in resume.interrupted(settings(tiny_model, cache))] == [found.key], "a refusal cost the record"
+    for limit, words, kind in (("context_limit", "context limit", RequestError), ("max_kv_bytes", "max_kv_bytes", CapacityExceeded)):
+        with contextlib.closing(client_of(tiny_model, cache, **{limit: 2000})) as other:
+            (row,) = other.submit(replace(found.request, id=runtime.new_request_id()))
+            assert row.wait(WAIT_S) is not None
+            with pytest.raises(kind, match=words):
+                row.raise_for_error()
+            time.sleep(0.1)
+            assert [one.key for one in resume.interrupted(settings(tiny_model, cache))] == [found.key], "a refusal cost the record"
     with contextlib.closing(client_of(tiny_model, cache, max_rows=2)) as later:
         rest = Run(later.submit(replace(found.request, id=runtime.new_request_id()))[0])
         assert rest.wait(4 * WAIT_S)
@@ -288,6 +292,55 @@ def test_an_answer_of_a_killed_kernel_goes_on_in_another_one(
     asked = ask(PROMPT, 800, temp=0.9, presence_penalty=0.4, logprobs=2)
     assert facts(rest) == facts(whole(plain, asked, rest.seed))
     assert rest.to_dict()["seed"]["explicit"] is bool(seed) and records(cache) == []
+
+
+def test_a_record_whose_rest_failed_is_offered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = resume.Interrupted("f" * 32, "m", 5, 3, ask(PROMPT, 5))
+    on_disk = [record]
+    monkeypatch.setattr(resuming, "_taken", {})
+    monkeypatch.setattr(resume, "interrupted", lambda config: on_disk)
+    generation = Generation(record.request, 0, time.monotonic)
+
+    class Client:
+        def submit(self, request: CompletionRequest) -> list[Generation]:
+            on_disk.clear()  # its record is this kernel's now
+            return [generation]
+
+    (offered,) = resuming.interrupted()
+    offered.resume(Client())  # type: ignore[arg-type]
+    assert resuming.interrupted() == []
+    generation.fail(ModelError("a step failed"))
+    assert [one.key for one in resuming.interrupted()] == [record.key]
+
+
+def test_a_late_refusal_leaves_those_before_it_to_be_resumed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = [resume.Interrupted(letter * 32, "m", 5, 3, ask(PROMPT, 5)) for letter in "ab"]
+    monkeypatch.setattr(resuming, "_taken", {})
+    monkeypatch.setattr(resume, "interrupted", lambda config: records)
+    stopped = Run(Generation(ask(PROMPT, 5), 0, time.monotonic))
+    stopped.generation.emit(lambda seq, t: ev.Cancelled(seq, t, "", {}))
+    told: list[Run] = []
+    stopped.on_resume = told.append
+    made: list[Generation] = []
+
+    class Client:
+        room = 2
+
+        def submit(self, request: CompletionRequest) -> list[Generation]:
+            if len(made) == self.room:
+                raise RequestError("Full.", "Wait.")
+            made.append(Generation(request, 0, time.monotonic))
+            return made[-1:]
+
+    found = resuming.interrupted([stopped])
+    assert len(found) == 3
+    with pytest.raises(RequestError, match="Full"):
+        resuming.resume_all(found, Client())  # type: ignore[arg-type]
+    assert all(one.cancel_requested for one in made) and stopped.resumable
+    assert [one.key for one in resuming.interrupted([stopped])] == [one.key for one in found]
+    Client.room = 9
+    assert len(resuming.resume_all(found, Client())) == 3 and len(told) == 2  # type: ignore[arg-type]
+    assert resuming.interrupted([stopped]) == []
 
 
 def test_clearing_the_cache_forgets_what_was_asked(tiny_model: Path, tmp_path: Path) -> None:

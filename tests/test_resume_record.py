@@ -13,16 +13,20 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mlxnb_engine import resume
 from mlxnb_engine.cache import shelf as shelf_module
 from mlxnb_engine.cache import stopped as stopped_module
 from mlxnb_engine.cache.record import BadRecord
 from mlxnb_engine.cache.shelf import Shelf, read, waiting
 from mlxnb_engine.cache.stopped import Stopped, decode, encode
 from mlxnb_engine.events import Alternative
+from mlxnb_engine.methods.checkpoints import BYTES_PER_S, Checkpoints, Note
+from mlxnb_engine.resume import Resumes
 from mlxnb_engine.types import CompletionRequest, Continued, Generated, HlgSpec, Left, Message, RequestId, Resumed, SamplingSpec, TokenId
 
 
@@ -362,3 +366,52 @@ def test_nothing_is_made_for_runs_that_end_by_themselves(root: Path) -> None:
     shelf.drop(stopped(1).key)
     shelf.close()
     assert not root.exists() and shelf._thread is None
+
+
+def test_state_that_is_too_large_for_a_record_costs_the_state_only(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopped_module, "MAX_FILE", len(encode(stopped(1))) - 1)
+    shelf = Shelf(root, no_notice)
+    shelf.put(stopped(1))
+    settle(shelf)
+    shelf.close()
+    (found,) = waiting(root)
+    back = read(root, found)
+    assert back is not None and back.left is None and back == stopped(1).without_state()
+
+
+def test_a_large_state_takes_no_room_from_those_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    nbytes = stopped().left.nbytes  # type: ignore[union-attr]
+    monkeypatch.setattr(resume, "MOST_STATE_BYTES", 2 * nbytes)
+    resumes, large = Resumes(), Left(64, 71, views(2 * nbytes + 1), ())
+    resumed = replace(stopped(4).resumed, left=large)
+    for one in (stopped(1), stopped(2), stopped(3), stopped(4, resumed=resumed)):
+        resumes.note(one)
+    kept = {int(key, 16): one.left is not None for key, one in resumes._stopped.items()}
+    assert kept == {1: False, 2: True, 3: True, 4: False}
+
+
+def test_clearing_takes_what_was_set_aside_or_half_written_too(root: Path) -> None:
+    shelf, held = Shelf(root, no_notice), Shelf(root, no_notice)
+    for one, number in ((shelf, 1), (held, 2)):
+        one.put(stopped(number))
+        settle(one)
+    shelf.close()
+    mine = [Path(shelf._at(f"{number:032x}", ending)) for number, ending in ((3, "bad"), (4, "tmp"))]
+    theirs = Path(held._at(f"{5:032x}", "tmp"))
+    for path in (*mine, theirs):
+        path.write_text("what was asked")
+    assert shelf_module.clear(root) == 3
+    assert not any(path.exists() for path in mine) and theirs.exists(), "a living process was about to name that file"
+    held.close()
+    assert keys(root) == [2]
+
+
+def test_what_a_record_says_besides_its_state_counts_for_the_rate() -> None:
+    tokens = tuple(Continued(TokenId(i), "sampled", False, -0.123456789012345, 3, ()) for i in range(100_000, 101_000))
+    resumed = Resumed("f" * 32, 0, True, (), ids(*range(100_000, 101_000)))
+    one = stopped(messages=None, text="word " * 1000, continuation=tokens, resumed=resumed)
+    row = SimpleNamespace(slot=SimpleNamespace(length=2000), spec=SimpleNamespace(sampling=SamplingSpec()))
+    checkpoints = Checkpoints((), clock=lambda: 0.0)
+    checkpoints.copy([Note(row, 0, 0, None, None)])
+    counted = checkpoints._next * BYTES_PER_S
+    assert len(encode(one)) <= counted <= 4 * len(encode(one))

@@ -26,7 +26,7 @@ from typing import Any
 from machine import facts
 from worker import text_of
 
-ANSWER, SYSTEM = 48, 60
+ANSWER, SYSTEM = 24, 60
 """Tokens of an answer; words of the system message."""
 EVENTS = ("turn", "re-run", "fork", "edit", "restart")
 AIMS = {"none": 20.0, "mlx-lm": 1.0, "W6": 15.0, "W7": 10.0}

@@ -245,6 +245,7 @@ class Resident:
             if request.max_tokens == 0 or request.continuation:
                 delivery.admit()
                 if (reason := delivery.settled or ("length" if full else None)) is not None:
+                    self._adopt(request)
                     delivery.finish(reason)
                     continue
             exempt = tuple(i for i in sorted(self.tokenizer.eos_ids) if 0 <= i < self.group.graph.vocab_size)
@@ -255,6 +256,12 @@ class Resident:
                 entry.left = resumed.left
                 entry.steps_from = None if self._exact and self.group.graph.family.windows else len(prompt.ids) - 1
             self.scheduler.submit(entry)
+            self._adopt(request)
+
+    def _adopt(self, request: CompletionRequest) -> None:
+        """Nothing refuses it any more: the record of the run whose rest it is, if it is one, is ours."""
+        if request.resumed is not None:
+            self._resumes.adopt(request.resumed.key)
 
     def _trail(self, request: CompletionRequest, prompt: PreparedPrompt, sampling: SamplingSpec, seed: int, chunk: int) -> Trail:
         """By what a row can be resumed. Raises RequestError if it is the rest of one that ran under another policy."""
@@ -262,7 +269,6 @@ class Resident:
         policy = resume.policy_of(prompt, request, sampling, seed, model=model, context=self.context)
         if request.resumed is not None:
             resume.check(request.resumed, policy)
-            self._resumes.adopt(request.resumed.key)
         named = request.model or ("" if self.info.source == "embedded" else self.info.name)
         ticket = resume.ticket_of(request, prompt, seed, policy)
         return Trail(replace(request, model=named), ticket, self.info.name, self._resumes)

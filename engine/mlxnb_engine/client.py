@@ -28,6 +28,10 @@ class CompletionClient(Protocol):
         """Ask these rows (None: all) to stop; how many were still alive."""
         ...
 
+    def live(self) -> list[Generation]:
+        """The rows that have not ended, oldest first."""
+        ...
+
     def load(self, model: str, dtype: str | None = None) -> Generation:
         """Load a model without a prompt; the log ends with Finished when it is resident."""
         ...

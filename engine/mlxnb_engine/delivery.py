@@ -201,7 +201,8 @@ class Delivery:
         ended = self.generation.fail(error, "".join(self._visible), self._usage("error"))
         if not ended or self._trail is None:
             return
-        if isinstance(error, Cancelled | EngineDead):
+        # A run that was resumed may have failed by what was computed beside it: its record is all that is left of it.
+        if self._resumed is not None or isinstance(error, Cancelled | EngineDead):
             self.note(None, ended=True)
         else:
             self._trail.forget()

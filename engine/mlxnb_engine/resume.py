@@ -106,9 +106,11 @@ class Resumes:
             self.forget(next(iter(self._stopped)))
         left_bytes = MOST_STATE_BYTES
         for key, stopped in reversed(list(self._stopped.items())):
-            left_bytes -= stopped.left.nbytes if stopped.left is not None else 0
-            if left_bytes < 0:
+            nbytes = stopped.left.nbytes if stopped.left is not None else 0
+            if nbytes > left_bytes:
                 self._stopped[key] = stopped.without_state()
+            else:
+                left_bytes -= nbytes
 
     def forget(self, key: str) -> None:
         """It is complete."""
@@ -197,7 +199,7 @@ def interrupted(config: RuntimeConfig) -> list[Interrupted]:
 
 
 def clear(config: RuntimeConfig) -> int:
-    """Delete what kernels that are gone left behind; how many runs."""
+    """Delete what kernels that are gone left behind; how many files."""
     return shelf.clear(folder(config))
 
 

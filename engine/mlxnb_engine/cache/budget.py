@@ -6,6 +6,7 @@ import errno
 import heapq
 from collections.abc import Callable, Collection
 
+from . import labels
 from .blocks import RECORD_FORMAT
 from .files import FileOps, Space
 from .home import Home, attempt
@@ -95,7 +96,7 @@ class Budget:
             self._listing.discard(path)
 
     def clear(self, namespace: bytes | None) -> tuple[int, int] | None:
-        """Delete what is kept of a namespace, or of all with what was set aside: files and bytes that went. Raises OSError.
+        """Delete what is kept of a namespace and its name, or of all with what was set aside: records and bytes that went. Raises OSError.
 
         None: another process keeps the lock. Leaves go before parents, so that what an interruption leaves can be used.
         """
@@ -111,6 +112,7 @@ class Budget:
                 if attempt(self._files.unlink, f"{self._root}/{path}"):
                     self._listing.discard(path)
                     files += 1
+            labels.forget(self._files, self._root, namespace)
             if namespace is None:
                 self.trim_quarantine(0, 0)
             return files, before - self.used_bytes

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from .files import FileOps, write_all
+from .home import attempt
 
 LABEL = re.compile(r"([0-9a-f]{64})\.txt")
 MOST_BYTES = 1000
@@ -35,6 +36,17 @@ def write(files: FileOps, root: str, temporary: str, namespace: bytes, text: str
     except OSError:
         files.unlink(temporary)
         raise
+
+
+def forget(files: FileOps, root: str, namespace: bytes | None) -> None:
+    """Delete the name of this namespace, or all, as far as it goes."""
+    try:
+        names = [entry.name for entry in files.list(f"{root}/names") if entry.kind == "file" and LABEL.fullmatch(entry.name)]
+    except OSError:
+        return
+    for name in names:
+        if namespace is None or name == f"{namespace.hex()}.txt":
+            attempt(files.unlink, f"{root}/names/{name}")
 
 
 def read(files: FileOps, root: str) -> dict[str, str]:

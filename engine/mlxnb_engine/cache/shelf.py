@@ -163,7 +163,10 @@ class Shelf:
         sweep(self._root, self._files)
 
     def _write(self, stopped: Stopped) -> None:
-        raw = encode(stopped)
+        try:
+            raw = encode(stopped)
+        except ValueError:  # its state is too large for a record
+            raw = encode(stopped.without_state())
         space = self._files.space(self._root)
         if space.free - len(raw) < floor_of(space):
             raw = encode(stopped.without_state())
@@ -240,9 +243,15 @@ def sweep(root: str, files: FileOps, most: int = MOST_LEFT, kept_s: float = KEPT
 
 
 def clear(root: Path | str, files: FileOps | None = None) -> int:
-    """Delete every record that processes which are gone left; how many."""
+    """Delete every record that processes which are gone left, those set aside and half written too; how many files."""
     files = files or PosixFiles()
-    return sum(attempt(files.unlink, f"{root}/{one.name}") for one in waiting(root, files))
+    try:
+        # Locks hold nothing of anybody's, and a young one may be about to be taken: `sweep` deletes them.
+        found = [one for one in _listed(str(root), files) if one.key]
+        gone = _gone(str(root), {one.owner for one in found}, files)
+    except OSError:
+        return 0
+    return sum(attempt(files.unlink, f"{root}/{one.name}") for one in found if one.owner in gone)
 
 
 def _listed(root: str, files: FileOps) -> list[Found]:

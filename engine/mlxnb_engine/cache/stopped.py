@@ -83,10 +83,10 @@ def encode(stopped: Stopped) -> bytes:
     """Its record. Raises ValueError for what a record cannot hold."""
     head = _head(stopped)
     left = stopped.left
-    raw = b"".join([head, *((*left.tail, *left.recurrent) if left is not None else ())])
-    if len(head) > MAX_HEADER or len(raw) > MAX_FILE:
-        raise ValueError(f"a record of {len(raw):,} bytes, its header of {len(head):,}")
-    return raw
+    size = len(head) + (left.nbytes if left is not None else 0)
+    if len(head) > MAX_HEADER or size > MAX_FILE:
+        raise ValueError(f"a record of {size:,} bytes, its header of {len(head):,}")
+    return b"".join([head, *((*left.tail, *left.recurrent) if left is not None else ())])
 
 
 def decode(raw: Bytes) -> Stopped:

@@ -62,6 +62,7 @@ class Store:
         self._distrusted: set[str] = set()  # folders whose sync failed
         self._fresh: dict[bytes, bytes] = {}  # key -> namespace of records used last in their chain since the last `settle`
         self._greeted: set[bytes] = set()
+        self._names: dict[bytes, str] = {}
         self._said: set[str] = set()
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -103,8 +104,12 @@ class Store:
 
     def label(self, namespace: bytes, text: str) -> None:
         """Note what people call it, to be shown by `labels.read`."""
-        if self.usable:
-            attempt(labels.write, self._files, self._root, self._home.temporary(), namespace, text)
+        self._names[namespace] = text
+        self._name(namespace)
+
+    def _name(self, namespace: bytes) -> None:
+        if self.usable and namespace in self._names:
+            attempt(labels.write, self._files, self._root, self._home.temporary(), namespace, self._names[namespace])
 
     def clear(self, namespace: bytes | None = None) -> tuple[int, int] | None:
         """Delete a namespace's records, or everything: files and bytes that went; None if the directory cannot be changed now."""
@@ -167,6 +172,8 @@ class Store:
         self._pause.end()
         self._listing.add(path, Entry(len(data), self._wall_ns(), attached=block.attachment is not None))
         self.keep(layout, (name,))
+        if not block.index:
+            self._name(layout.namespace)  # whoever cleared the directory since took it away
         return "published"
 
     def keep(self, layout: Layout, names: Sequence[BlockName]) -> None:

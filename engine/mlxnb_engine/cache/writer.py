@@ -27,11 +27,15 @@ Fate = Literal["published", "dropped", "failed"]
 CLOSE_S = 5.0
 MOST_CHAINS = 1000
 """Chains that wait for their stamps. More are forgotten: that changes only which blocks go first."""
+SYNC_EVERY = 1000
+"""After so many blocks were written they are synced without anybody's asking; what is durable then is remembered no longer."""
+MOST_FATES = 10_000
+"""Blocks of which the next receipt tells: of more, the first that were not written are left out, and the others still tell of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What became of the blocks handed in since the last receipt, as keys.
+    """What became of the blocks handed in since the last receipt, as keys; without those that were synced in between.
 
     published: on disk, synced, their ancestors too. dropped: not tried (queue or budget full, no parent, disk off). failed: by an
     I/O error, the sync's included. pending: not done in time. missing: published, and already gone again, or an ancestor is.
@@ -105,6 +109,7 @@ class Writer:
         self._clears: deque[Clear] = deque()
         self._labels: dict[bytes, str] = {}
         self._fates: dict[bytes, tuple[bytes, Fate]] = {}  # key -> (namespace, what became of it) since the last receipt
+        self._unsynced = 0  # blocks written since the last sync
         self._writing: _Save | None = None
         self._number = 0
         self._unsettled = False  # there are stamps to write
@@ -133,7 +138,7 @@ class Writer:
             room = self.queued_bytes + growth <= self.queue_bytes
             if self._off or not self._open or not room or not self._follows(namespace, block):
                 if queued is None:
-                    self._fates[key] = (namespace, "dropped")
+                    self._note(key, namespace, "dropped")
                 return queued is not None
             self._number += 1
             # A block that gains its attachment while it waits keeps its place: its descendants are queued behind it.
@@ -156,6 +161,21 @@ class Writer:
             if queued is not None and (block.attachment is None or queued.block.attachment is not None):
                 return True
         return self._store.has(namespace, block)
+
+    def follows(self, namespace: bytes, block: Block) -> bool:
+        """Whether its parent is stored or on its way; if not, `save` refuses it."""
+        with self._lock:
+            return self._follows(namespace, block)
+
+    def lost(self, key: bytes) -> bool:
+        """Whether this block was handed in, and dropped or failed since the last receipt."""
+        with self._lock:
+            return self._fates.get(key, _NO_FATE)[1] in ("dropped", "failed")
+
+    def forgive(self) -> None:
+        """All that is kept is about to be handed in again: what was not stored, or is gone by now, counts only if that fails too."""
+        with self._lock:
+            self._fates = {key: fate for key, fate in self._fates.items() if fate[1] == "published" and self._store.listed(fate[0], key)}
 
     def label(self, namespace: bytes, text: str) -> None:
         """Note, some time, what people call this namespace."""
@@ -312,6 +332,8 @@ class Writer:
             first = next(iter(self._saves.values()), None)
             if self._flushes and (first is None or first.number > self._flushes[0].number):
                 return partial(self._sync, self._flushes.popleft())
+            if self._unsynced >= SYNC_EVERY:
+                return self._sync_unasked
             if first is not None:
                 self._writing = self._saves.pop(first.block.key)
                 return partial(self._publish, first)
@@ -355,9 +377,10 @@ class Writer:
                 self._writing, self._unsettled = None, True
                 self.queued_bytes -= save.block.nbytes
                 if outcome in ("published", "kept"):
-                    self._fates[key] = (namespace, "published")
+                    self._note(key, namespace, "published")
+                    self._unsynced += 1
                 else:
-                    self._fates[key] = (namespace, "failed" if outcome == "failed" else "dropped")
+                    self._note(key, namespace, "failed" if outcome == "failed" else "dropped")
                     if key not in self._saves and not self._store.listed(namespace, key):
                         self._drop_after(key)
 
@@ -369,10 +392,28 @@ class Writer:
                 gone.add(child)
                 del self._saves[child]
                 self.queued_bytes -= save.block.nbytes
-                self._fates[child] = (save.layout.namespace, "dropped")
+                self._note(child, save.layout.namespace, "dropped")
+
+    def _note(self, key: bytes, namespace: bytes, fate: Fate) -> None:
+        self._fates.pop(key, None)
+        self._fates[key] = (namespace, fate)
+        if len(self._fates) > MOST_FATES:
+            del self._fates[next((k for k, (_, what) in self._fates.items() if what != "published"), next(iter(self._fates)))]
+
+    def _sync_unasked(self) -> None:
+        """What this makes durable needs no later sync; of anything else the next receipt tells."""
+        with self._lock:
+            self._unsynced = 0
+            written = {key: fate for key, fate in self._fates.items() if fate[1] == "published"}
+        durable, _ = self._store.sync([(namespace, key) for key, (namespace, _) in written.items()])
+        with self._lock:
+            for key in written.keys() & durable:
+                if self._fates.get(key) is written[key]:
+                    del self._fates[key]
 
     def _sync(self, flush: Flush) -> None:
         with self._lock:
+            self._unsynced = 0
             flush.covered = dict(self._fates)
         written = {key: namespace for key, (namespace, fate) in flush.covered.items() if fate == "published"}
         durable, gone = set[bytes](), set[bytes]()
@@ -392,6 +433,9 @@ class Writer:
             if not self._said:
                 self._said = True
                 self._notice(f"The disk cache had a problem and goes on: {type(error).__name__}: {error}.")
+
+
+_NO_FATE: tuple[bytes, Fate | None] = (b"", None)
 
 
 def _of(fates: dict[bytes, tuple[bytes, Fate]], wanted: Fate) -> frozenset[bytes]:

@@ -22,6 +22,8 @@ EVERY_S = 5.0
 """A row is noted at most so often, and not before it has run so long."""
 BYTES_PER_S = 2**21
 """All rows together copy, and have written to disk, at most so much on the average."""
+TOKEN_BYTES, ALTERNATIVE_BYTES = 64, 48
+"""About what a record says of one token, and of one of its alternatives, besides the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class Checkpoints:
         """Host bytes of these, before the next step is submitted."""
         copied = [(note.row, self._copy(note)) for note in notes]
         if copied:
-            self._next = self._clock() + sum(left.nbytes for _, left in copied if left is not None) / BYTES_PER_S
+            state = sum(left.nbytes for _, left in copied if left is not None)
+            self._next = self._clock() + (state + sum(_said_bytes(note.row) for note in notes)) / BYTES_PER_S
         return copied
 
     @staticmethod
@@ -115,6 +118,11 @@ class Checkpoints:
         except Exception:
             self.failures += 1
             return None
+
+
+def _said_bytes(row: Any) -> int:
+    """About how much the record of a row has besides its state: the prompt, and each token so far."""
+    return int(row.slot.length) * (TOKEN_BYTES + ALTERNATIVE_BYTES * (row.spec.sampling.logprobs or 0))
 
 
 def _bytes(array: Any) -> memoryview:

@@ -157,6 +157,10 @@ class Disk:
             return form is not None
         if self._save_pause.on or not self.writer.can_save(block.nbytes):
             return False
+        if not self.writer.follows(namespace, block):
+            if self.writer.lost(block.parent):  # else the chain was cleared away, and nothing is wrong with the disk
+                self._save_pause.note(False)
+            return False
         saved = self.writer.save(form.layout, form.to_host(block))
         self._save_pause.note(saved)
         return saved
@@ -198,7 +202,9 @@ class Disk:
         saving = not self._save_pause.on and self.cache.save_some(0 if full else most)
         if any(fetch.left for fetch in self._fetches) or (saving and not full):
             return 0.0
-        return POLL_S if saving or any(not fetch.ready for fetch in self._fetches) else None
+        if saving or any(not fetch.ready for fetch in self._fetches):
+            return POLL_S
+        return self._save_pause.rest_s if not busy else None
 
     def _further(self, fetch: Fetch, most_bytes: int) -> int:
         """Take a fetch one bounded step on; bytes that it copied."""
@@ -237,6 +243,7 @@ class Disk:
     def begin_flush(self) -> None:
         """Everything in memory is to be saved, also what was refused before."""
         self._save_pause.end()
+        self.writer.forgive()
         self.cache.save_all()
 
     def flush_some(self) -> bool:
@@ -269,6 +276,11 @@ class _Pause:
     @property
     def on(self) -> bool:
         return self._until is not None and self._clock() < self._until
+
+    @property
+    def rest_s(self) -> float | None:
+        """For how long it goes on; None if it is over."""
+        return max(0.0, self._until - self._clock()) if self._until is not None and self.on else None
 
     def just_ended(self) -> bool:
         """True once after each."""
