@@ -55,6 +55,7 @@ __all__ = [
     "cache_flush",
     "cache_info",
     "cache_map",
+    "chats",
     "interrupted",
     "load",
     "load_ipython_extension",

@@ -72,7 +72,7 @@ class Chat:
             raise RequestError("There is no answer yet.", "Send a message first.")
         if old.system is not None:
             options = {"system": old.system, **options}
-        return self.send(old.question, wait=wait, after=old.parent or START, **options)
+        return self.send(old.question, wait=wait, after=self.tree.beside(old), **options)
 
     # -- the tree ----------------------------------------------------------------------------------------------------
 

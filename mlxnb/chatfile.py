@@ -98,11 +98,11 @@ def _turn_file(turn: Turn, index: dict[int, int]) -> TurnFile:
 
 def export(chat: Conversation, path: str | os.PathLike[str]) -> None:
     """Write it to a file, whole or not at all. Raises RequestError if the file holds something else, or cannot be written."""
-    target = Path(path).expanduser()
+    target = _path(path)
     data = to_json(chat).encode("utf-8", "surrogatepass")
     if len(data) > MAX_BYTES:
         raise RequestError(f"The conversation takes {len(data) >> 20} MiB, more than {MAX_BYTES >> 20}.", "Fork a part of it.")
-    if target.exists() and not _is_ours(target):
+    if os.path.exists(target) and not _is_ours(target):
         raise RequestError(f"{target} is no conversation of mlxnb, and is left alone.", "Choose another name, or move it away.")
     temporary = target.with_name(f".{target.name[:40]}.{uuid.uuid4().hex}")
     try:
@@ -114,6 +114,17 @@ def export(chat: Conversation, path: str | os.PathLike[str]) -> None:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise RequestError(f"{target} cannot be written: {error.strerror}.", "Choose another place.") from error
+
+
+def _path(path: str | os.PathLike[str]) -> Path:
+    """Raises RequestError for what can name no file."""
+    try:
+        found = Path(path).expanduser()
+        if b"\0" in os.fsencode(found):
+            raise ValueError("It has a null character.")
+    except (RuntimeError, ValueError) as error:  # the home of nobody, half a character
+        raise RequestError(f"{str(path)[:200]!r} is no path: {error}", "Choose another place.") from error
+    return found
 
 
 def _is_ours(path: Path) -> bool:
@@ -129,7 +140,7 @@ def _is_ours(path: Path) -> bool:
 
 def read(path: str | os.PathLike[str]) -> Conversation:
     """The conversation in a file. Raises RequestError for a file that is none, is too large, or cannot be read."""
-    source = Path(path).expanduser()
+    source = _path(path)
     try:
         # A pipe or a device would never end; without O_NONBLOCK opening a pipe waits for its writer.
         descriptor = os.open(source, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -178,6 +189,9 @@ def _conversation(value: ConversationFile) -> Conversation:
     turns: list[Turn] = []
     for number, record in enumerate(records):
         turns.append(_turn(record, number, turns))
+        # Places are counted from t1 and none is ever dropped: a larger one would make the next ones longer than any that is read.
+        if turns[-1].number > len(records):
+            _refuse(f"turn {number} has the id {record['id']!r}, and there are {len(records):,} turns")
     for number, record in enumerate(records):
         by = record["replaced_by"]
         if by is None:
@@ -188,12 +202,31 @@ def _conversation(value: ConversationFile) -> Conversation:
     standing = [turn.id for turn in turns if turn.replaced_by is None]
     if len(set(standing)) < len(standing):
         _refuse("two turns have the same id")
+    _check_paths(turns)
     head = value["head"]
     if head is not None and not (0 <= head < len(turns) and not turns[head].stale):
         _refuse("its head is no turn that can be one")
     chat = Conversation(value["name"], value["system"])
     chat.restore(turns, None if head is None else turns[head])
     return chat
+
+
+def _check_paths(turns: list[Turn]) -> None:
+    """No turn is asked after one of its own id. One walk through the tree, down and up again."""
+    below: dict[int, list[Turn]] = {}
+    for turn in turns:
+        below.setdefault(id(turn.parent), []).append(turn)
+    above: set[str] = set()
+    waiting = [(turn, True) for turn in below.get(id(None), ())]
+    while waiting:
+        turn, down = waiting.pop()
+        if not down:
+            above.remove(turn.id)
+            continue
+        if turn.id in above:
+            _refuse(f"turn {turn.id} is asked after itself")
+        above.add(turn.id)
+        waiting += [(turn, False), *((child, True) for child in below.get(id(turn), ()))]
 
 
 def _turn(record: TurnFile, number: int, before: list[Turn]) -> Turn:

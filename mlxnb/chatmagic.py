@@ -12,7 +12,7 @@ from mlxnb_engine.types import Message
 from . import describe, runtime
 from .chatnames import CHATS, check_name
 from .conversation import Conversation, short
-from .routing import cell_id, is_terminal
+from .routing import cell_id, is_batch, is_terminal
 
 if TYPE_CHECKING:
     from mlxnb_engine.client import CompletionClient
@@ -48,10 +48,15 @@ def ask(magics: MLXMagics, client: CompletionClient, parsed: Cell, body: str, pl
 
 
 def cell_key(shell: object, chat: Conversation, body: str) -> str:
-    """What makes this cell the same when it runs again: the notebook's own id of it, else what it asks in which chat."""
+    """What makes this cell the same when it runs again: the notebook's own id of it, else what it asks in which chat.
+
+    "" where no cell runs again: nbclient and papermill run each one once, and what is typed in a terminal is new each time.
+    """
     known = cell_id(shell)
     if known:
         return f"cell {known}"
+    if is_batch(shell) or is_terminal(shell):
+        return ""
     return "prompt " + hashlib.sha256(f"{chat.name}\0{body}".encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
@@ -88,7 +93,7 @@ def show(magics: MLXMagics, words: list[str]) -> None:
         describe.say(tree_text(tree))
         return
     layer = magics.notebook_layer()
-    name = str(layer.get("model") or (tree.head.model if tree.head is not None else ""))
+    name = str(layer.get("model") or (tree.head.model if tree.head is not None and tree.head.run is not None else ""))
     model = LanguageModel(name, layer.get("dtype"), runtime.client())
     ChatView(Chat(model, {}, tree), magics.shell, tab="tree").show()
 

@@ -12,7 +12,7 @@ from mlxnb_engine.errors import RequestError
 
 from .chatnames import CHATS
 from .chattree import heading, rows, tree_text
-from .conversation import COMPLETE, START, Asked, Conversation, Turn
+from .conversation import COMPLETE, Asked, Conversation, Turn
 from .frontend import Handler, Session
 from .record import plain
 from .run import Run
@@ -128,7 +128,7 @@ class ChatView(OpenView):
     def _edit(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """The question in other words, as a branch beside the first."""
         turn = self._turn(args["turn"], "q")
-        return self._ask(args["text"], turn.parent or START, **_system_of(turn))
+        return self._ask(args["text"], self.chat.tree.beside(turn), **_system_of(turn))
 
     def _again(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Another answer to the same question, beside the first."""
@@ -136,7 +136,7 @@ class ChatView(OpenView):
         turn = self._turn(args["turn"], "a") if "turn" in args else shown.asked or (shown.path[-1] if shown.path else None)
         if turn is None:
             raise RequestError("There is no answer yet.", "Send a message first.")
-        return self._ask(turn.question, turn.parent or START, **_system_of(turn))
+        return self._ask(turn.question, self.chat.tree.beside(turn), **_system_of(turn))
 
     def _go(self, args: Mapping[str, Any]) -> dict[str, Any]:
         """Go on from a turn, or from the end of the newest branch through it."""
@@ -178,13 +178,14 @@ def turn_records(tree: Conversation, runs: Sequence[Run]) -> list[dict[str, Any]
     system = tree.system_after(shown.path[-1] if shown.path else None)
     if shown.asked is not None and shown.asked.system is not None:
         system = shown.asked.system
+    families = tree.families()
     found: list[dict[str, Any]] = []
     if system:
         found.append({"id": "system", "role": "system", "text": plain(system), "run": None})
     for turn in shown.path:
-        found += _pair(turn.id, turn, index.get(id(turn.run)), _beside(tree, turn))
+        found += _pair(turn.id, turn, index.get(id(turn.run)), _beside(families, turn))
     if shown.asked is not None:
-        found += _pair(NEW, shown.asked, index.get(id(shown.asked.run)), _beside(tree, shown.asked))
+        found += _pair(NEW, shown.asked, index.get(id(shown.asked.run)), _beside(families, shown.asked))
     for turn in shown.stale:
         found += _pair(turn.id, turn, None, ([], []), stale=True)
     return found
@@ -200,11 +201,11 @@ def _pair(name: str, turn: Turn | Asked, run: int | None, others: tuple[list[str
     ]
 
 
-def _beside(tree: Conversation, turn: Turn | Asked) -> tuple[list[str], list[str]]:
+def _beside(families: Mapping[Turn | None, Sequence[Turn]], turn: Turn | Asked) -> tuple[list[str], list[str]]:
     """(other questions in this place, other answers to this question), by turn; each list has this turn too, or is empty."""
     name = turn.id if isinstance(turn, Turn) else NEW
     place = turn.place if isinstance(turn, Asked) else None
-    beside = [(one.id, one.question) for one in tree.children(turn.parent) if one is not place]
+    beside = [(one.id, one.question) for one in families.get(turn.parent, ()) if one is not place]
     beside += [] if isinstance(turn, Turn) else [(NEW, turn.question)]
     answers = [one for one, question in beside if question == turn.question]
     questions: dict[str, str] = {}

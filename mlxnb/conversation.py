@@ -25,6 +25,8 @@ START = "start"
 """In place of a turn: before the first one."""
 COMPLETE = ("stop", "length")
 MAX_TURNS = 4096
+STOP_S = 5.0
+"""The longest that a question waits for the end of an answer that was told to stop."""
 _numbers = itertools.count(1)
 
 
@@ -156,14 +158,35 @@ class Conversation:
             raise RequestError(f"{self._title} has no turn {shown!r}.", hint)
         return found
 
+    def beside(self, turn: Turn | Asked) -> Turn | str:
+        """The place to ask from for another answer beside this one: what it was asked after, or START.
+
+        Raises RequestError for a turn that stands among stale ones.
+        """
+        parent = turn.parent
+        if parent is None:
+            return START
+        if parent.stale:
+            shown = turn if isinstance(turn, Turn) else parent
+            raise RequestError(f"Turn {shown.id} is stale: {_why(shown)}.", self._way_out(shown))
+        return parent
+
     def children(self, turn: Turn | None) -> list[Turn]:
         """The turns that were asked right after this one, None for the start, oldest first."""
-        return [other for other in self.turns if other.parent is turn]
+        return self.families().get(turn, [])
+
+    def families(self) -> dict[Turn | None, list[Turn]]:
+        """`children` of every turn that has some, at once."""
+        found: dict[Turn | None, list[Turn]] = {}
+        for turn in self.turns:
+            found.setdefault(turn.parent, []).append(turn)
+        return found
 
     def newest(self, turn: Turn) -> Turn:
         """The end of the newest branch through this turn."""
-        while children := self.children(turn):
-            turn = children[-1]
+        families = self.families()
+        while turn in families:
+            turn = families[turn][-1]
         return turn
 
     def system_after(self, turn: Turn | None) -> str | None:
@@ -199,11 +222,12 @@ class Conversation:
         system: the system message from here on. default_system: the same where there is none yet.
         Raises RequestError while an answer is being written, and for a place among stale turns.
         """
+        self._let_stop()
         with self._lock:
             self._require_idle()
             parent, place = self._place(cell, after)
             if len(self._turns) >= MAX_TURNS:
-                raise RequestError(f"{self._title} has {MAX_TURNS:,} turns already.", "Start another one, or `%mlx reset` this one.")
+                raise RequestError(f"{self._title} has {MAX_TURNS:,} turns already.", self._fresh())
             if system is None and self.system_after(parent) is None:
                 system = default_system
             run = submit([*self.messages(parent, system), Message("user", question)])
@@ -250,8 +274,15 @@ class Conversation:
         return next((turn for turn in self._turns if turn.cell == cell and turn.replaced_by is None), None)
 
     def _way_out(self, turn: Turn) -> str:
+        """The cell of a turn may be gone from its notebook, so there is always a way without it."""
         again = f"Run its cell [{turn.count}] again first" if turn.count is not None else "Ask it again first"
-        return f"{again}, or go on from a copy: `%mlx fork {self.name} {turn.id}`." if self.name else f"{again}, or go on from a fork."
+        stands = next((one.id for one in reversed(turn.path) if not one.stale), START)
+        after = f"--after {stands}" if self.name else f"after={stands!r}"
+        copy = f"`%mlx fork {self.name} {turn.id}`" if self.name else f"fork({turn.id!r})"
+        return f"{again}, ask with {after}, or go on from a copy: {copy}."
+
+    def _fresh(self) -> str:
+        return f"Start another one, or `%mlx reset {self.name}`." if self.name else "Start another one, or reset() this one."
 
     def _settle(self) -> None:
         """Take in the answer that was being written, once it is over."""
@@ -286,6 +317,7 @@ class Conversation:
 
     def go_to(self, turn: Turn | str) -> None:
         """Make this turn the head; START is before the first. Raises RequestError for a stale one."""
+        self._let_stop()
         with self._lock:
             self._require_idle()
             found = None if turn == START else self.turn(turn)
@@ -361,6 +393,12 @@ class Conversation:
     @property
     def _title(self) -> str:
         return f"The chat {self.name!r}" if self.name else "This chat"
+
+    def _let_stop(self) -> None:
+        """Wait for the end of an answer that was told to stop. Without the lock: whoever reads does not wait."""
+        asked = self.writing
+        if asked is not None and asked.run.stopping:
+            asked.run.wait(STOP_S)
 
     def _require_idle(self) -> None:
         self._settle()

@@ -41,7 +41,8 @@ def check_size(first: int, width: int, depth: int) -> None:
 class Growth:
     """An expansion under way. frontier: places whose alternatives become branches next. depth: levels to go, 0 once it is done.
 
-    ids: those to take at the first level, instead of the likeliest. asked: the rows that look at this level.
+    ids: those to take at the first level, instead of the likeliest. asked: the rows that look at this level. error: what ended
+    it before its time; what is open so far stays.
     """
 
     frontier: list[Place]
@@ -49,6 +50,7 @@ class Growth:
     depth: int
     ids: tuple[int, ...] = ()
     asked: list[Run] = field(default_factory=list)
+    error: Exception | None = None
 
     def advance(self, loom: Grower) -> None:
         """Open what is known, a level at a time; ask for the rest. Call it again when the rows that were asked have ended."""

@@ -50,8 +50,9 @@ class RunView(OpenView):
 def widget(target: Run | RunGroup | Chat | OpenView, *, view: str = "answer") -> View:
     """One anywidget of it, live while it runs: `mo.ui.anywidget(mlxnb.widget(chat))` in marimo, or a child of an ipywidgets box.
 
-    target: a Run or RunGroup (with `wait=False` it streams), a Chat, or what `monitor`, `playground` and `stepper` return
-    outside of IPython. view: the tab of a run that opens first. Raises RequestError for anything else, or without the scripts.
+    target: a Run or RunGroup (with `wait=False` it streams), a Chat, or what `monitor`, `playground`, `stepper`, `loom` and
+    `cache_map` return outside of IPython. view: the tab of a run that opens first. Raises RequestError for anything else, or
+    without the scripts.
     """
     from mlxnb_widgets import available
 

@@ -208,26 +208,37 @@ def _cancel(magics: MLXMagics, words: list[str]) -> None:
         count = here.cancel(None) if here is not None else 0
         _say(f"Stopped {count} running answer{'s' * (count != 1)}." if count else "Nothing is running.")
         return
-    runs = [run for run in _known_runs(magics) if not run.done]
-    ids = {name for word in words for name in (word, *(run.id for run in runs if run.request.id == word))}
-    count = here.cancel(sorted(ids)) if here is not None else 0
+    count = here.cancel(sorted({*words, *(row.id for row in _live(words))})) if here is not None else 0
     if not count:
-        known = ", ".join(sorted({run.request.id for run in runs}))
-        hint = f"Running: {known}." if known else "Nothing is running in the background."
-        raise RequestError(f"No running answer is called {' or '.join(words)}.", hint)
+        raise RequestError(f"No running answer is called {' or '.join(words)}.", _running())
     _say(f"Stopped {count} running answer{'s' * (count != 1)}.")
 
 
+def _live(words: Sequence[str]) -> list[Generation]:
+    """The rows at work that these words name, one by one or by their request: of cells, of Python, of views."""
+    here = runtime.current()
+    return [row for row in (here.live() if here is not None else ()) if row.id in words or row.request.id in words]
+
+
+def _running() -> str:
+    here = runtime.current()
+    known = ", ".join(dict.fromkeys(row.request.id for row in (here.live() if here is not None else ())))
+    return f"Running: {known}." if known else "Nothing is running."
+
+
 def _wait(magics: MLXMagics, words: list[str]) -> None:
-    """Wait for background cells, make sure their outputs are final, and raise the error of one that failed."""
+    """Wait for background cells, or for what is named, make sure outputs are final, and raise the error of one that failed."""
     from .magic import raise_failures
     from .routing import is_terminal
+    from .run import Run
     from .terminal import print_result
 
     wanted = [shown for shown in magics.background if not words or set(words) & {r.request.id for r in shown.runs}]
-    if words and not wanted:
-        raise RequestError(f"No background cell is called {' or '.join(words)}.", "`%mlx status` lists what is running.")
     runs = [run for shown in wanted for run in shown.runs]
+    shown_here = {run.id for run in runs}
+    runs += [Run(row) for row in _live(words) if row.id not in shown_here]
+    if words and not runs:
+        raise RequestError(f"No running answer is called {' or '.join(words)}.", _running())
     terminal = is_terminal(magics.shell)
     # An interrupt here ends the waiting, not the answers: they belong to other cells. A second one stops everything.
     with Guard(runtime.client().cancel if runs else lambda: None) as guard:

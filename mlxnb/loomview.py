@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -55,7 +56,8 @@ class Loom(OpenView):
     """Runs of one prompt as a tree, with what a person kept, pruned and opened in it.
 
     Owner: the worker thread changes it, the cell's thread made it, the publisher thread lets expansions go on. Any thread reads.
-    Invariant: `rows` has one entry for each run of the stream, in the same order.
+    Invariant: `rows` has one entry for each run of the stream, in the same order. One thread at a time lets expansions go on.
+    note: why the last expansion ended before its time, "" if it did not.
     """
 
     def __init__(self, runs: Sequence[Run], client: CompletionClient, shell: Any = None, session: Session | None = None) -> None:
@@ -67,6 +69,8 @@ class Loom(OpenView):
         self.pruned: list[Place] = []
         self.opened: list[tuple[Place, tuple[int, ...]]] = []
         self._growing: list[Growth] = []
+        self._advancing = threading.Lock()
+        self.note = ""
         super().__init__(shell, _widget, session)
         self.stream.replace(list(runs))
 
@@ -193,11 +197,13 @@ class Loom(OpenView):
         """Open this place by its `width` likeliest tokens, each of them again, `depth` levels deep.
 
         ids: tokens to take at the first level instead. What is not known yet is one step of one row each, a level at a time, all
-        rows of a level in one batch. Raises RequestError for more places than `growth.MAX_PLACES`.
+        rows of a level in one batch. Raises RequestError for more places than `growth.MAX_PLACES`, and for more rows than a loom
+        holds; what was opened before stays.
         """
         place = self.place(where)
         check_size(len(ids) or width, width, depth)
         growth = Growth([place], width, depth, tuple(ids))
+        self.note = ""
         growth.advance(self)
         if growth.depth:
             self._growing.append(growth)
@@ -205,6 +211,8 @@ class Loom(OpenView):
         while wait and growth in self._growing:
             finish_all(growth.asked)
             self._go_on()
+        if wait and growth.error is not None:
+            raise growth.error
         if wait:
             self.epoch += 1
             self.changed()
@@ -267,8 +275,14 @@ class Loom(OpenView):
     def _submit(self, requests: Sequence[CompletionRequest], row: Row, label: str) -> list[Run]:
         if len(self.stream.runs) + len(requests) > MAX_RUNS:
             raise RequestError(f"This loom has {len(self.stream.runs)} rows already.", "Run the cell again for another one.")
-        generations = [self._client.submit(request)[0] for request in requests]
-        runs = [Run(one, {"loom": label}) for one in generations]
+        runs: list[Run] = []
+        try:
+            for request in requests:
+                runs.append(Run(self._client.submit(request)[0], {"loom": label}))
+        except BaseException:  # all or none
+            for run in runs:
+                run.cancel()
+            raise
         for run in runs:
             self.rows.append(replace(row, given=len(run.request.continuation)))
             self.stream.add(run)
@@ -287,19 +301,20 @@ class Loom(OpenView):
         return [replace(node.place, token=token) for token in ids]
 
     def _go_on(self) -> None:
-        for growth in list(self._growing):
-            growth.advance(self)
-            if not growth.depth:
-                self._growing.remove(growth)
-                self.epoch += 1
-                self.changed()
+        with self._advancing:
+            for growth in list(self._growing):
+                try:
+                    growth.advance(self)
+                except Exception as error:  # a full loom, an engine that is gone
+                    growth.error, growth.depth = error, 0
+                    self.note = f"Not all of this expansion was opened. {error}"
+                if not growth.depth:
+                    self._growing.remove(growth)
+                    self.epoch += 1
+                    self.changed()
 
     def step(self, now_please: bool = False) -> float:
-        if self._growing:
-            try:
-                self._go_on()
-            except Exception:  # an engine that is gone: what is open so far stays
-                self._growing.clear()
+        self._go_on()
         return super().step(now_please)
 
     @property
@@ -326,6 +341,7 @@ class Loom(OpenView):
             "pruned": [_told(place) for place in self.pruned],
             "opened": [{**_told(place), "ids": list(ids)} for place, ids in self.opened],
             "growing": len(self._growing),
+            "note": plain(self.note),
             "temp": plain(first.sampling.temp),
         }
 

@@ -193,7 +193,7 @@ class OpenView:
         return not self._followed
 
     def step(self, now_please: bool = False) -> float:
-        done = self.stream.done
+        done = self.done
         try:
             items, shorter = self.stream.items()
             self.session.put(items)
@@ -203,7 +203,7 @@ class OpenView:
                 self.ended()
                 self.changed()
                 with self._following:
-                    self._followed = not self.stream.done  # a run may have been added meanwhile
+                    self._followed = not self.done  # a run may have been added meanwhile
             elif self._presence is not None:
                 self._presence.snapshot(self.record, now_please=shorter)
         except Exception:  # one view must not stop the displays of the others

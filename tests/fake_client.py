@@ -110,6 +110,9 @@ class FakeClient:
             generation.cancel()
         return len(alive)
 
+    def live(self) -> list[Generation]:
+        return [generation for generation in self.generations if not generation.done]
+
     def load(self, model: str, dtype: str | None = None) -> Generation:
         generation = Generation(CompletionRequest(RequestId(f"load-{model}"), model, text="", dtype=dtype))
         if model.startswith("missing"):

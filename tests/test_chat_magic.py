@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,6 +114,21 @@ def test_without_ids_of_cells_the_prompt_and_the_chat_tell_them_apart(shell: Int
     assert shape("garden") == [("t1", "one", False), ("t2", "two 2", False)] and shape("other") == [("t1", "one", False)]
 
 
+@pytest.mark.parametrize("where", ["is_batch", "is_terminal"])
+def test_where_no_cell_runs_again_equal_prompts_are_turns_of_their_own(
+    shell: InteractiveShell, engine: Make, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    monkeypatch.setattr(chatmagic, where, lambda shell: True)
+    client = engine(failures=[Failure(ModelError("Broken.", "Fix it."), "bad")])
+    for line in ("one", "more", "two", "more"):
+        run(shell, f"%%mlx -c garden\n{line}")
+    assert shape("garden") == [("t1", "one", False), ("t2", "more", False), ("t3", "two", False), ("t4", "more", False)]
+    assert told(client) == ["one", "one ", "more", "more ", "two", "two ", "more"]
+    for _ in range(2):  # what failed is asked again in the same place
+        refused(shell, "%%mlx -c garden\nbad", ModelError)
+        assert told(client)[-3:] == ["more", "more ", "bad"] and len(shape("garden")) == 4
+
+
 def test_the_id_of_a_cell_is_read_from_its_request() -> None:
     def asked(metadata: Any) -> Any:
         return SimpleNamespace(kernel=SimpleNamespace(get_parent=lambda channel: {"metadata": metadata}))
@@ -198,6 +214,42 @@ def test_background_cells_of_one_chat_take_turns(notebook: Notebook, engine: Mak
     run(notebook.shell, "%mlx wait")
     notebook.run("b", "%%mlx -c garden\nmore")
     assert shape("garden") == [("t1", "one two", False), ("t2", "more", False)] and shape("other") == [("t1", "elsewhere too", False)]
+
+
+def test_what_python_asks_is_waited_for_and_stopped_by_its_name_too(
+    notebook: Notebook, engine: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = engine(hold=1)
+    chat = LanguageModel("fake", None, client).chat("garden")
+    asked = chat.send("one two", wait=False)
+    row = asked.request.id
+    assert f"%mlx wait {row}" in notebook.refused("a", "%%mlx -c garden\nmore")
+    assert f"Running: {row}." in notebook.refused("x", "%mlx wait nobody")
+    assert "Stopped 1 running answer." in printed(capsys, notebook.shell, f"%mlx cancel {row}")
+    other = chat.send("three four", wait=False)
+    later = threading.Timer(0.2, client.release)
+    later.start()
+    assert "1 answer done." in printed(capsys, notebook.shell, f"%mlx wait {other.request.id}")
+    assert other.done and shape("garden") == [("t1", "three four", False)]
+    assert "Nothing is running" in notebook.refused("x", f"%mlx wait {row}")
+
+
+def test_a_chat_that_was_read_from_a_file_chooses_no_model(
+    notebook: Notebook, engine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine()
+    notebook.run("a", "%%mlx -c garden\none")
+    path = tmp_path / "g.json"
+    run(notebook.shell, f"%mlx export garden {path}")
+    value = json.loads(path.read_text())
+    value["turns"][0]["model"] = "anybody/model"
+    path.write_text(json.dumps(value))
+    run(notebook.shell, f"%mlx import {path} --as kept")
+    models: list[str] = []
+    monkeypatch.setattr("mlxnb.chatview.ChatView.show", lambda view: models.append(view.chat._model.name))
+    for name in ("garden", "kept"):
+        run(notebook.shell, f"%mlx show {name}")
+    assert models == [CHATS.find("garden").turns[0].model, ""]
 
 
 def test_a_chat_of_cells_is_one_of_python_too(notebook: Notebook, engine: Make) -> None:

@@ -135,6 +135,9 @@ HOSTILE: dict[str, Any] = {
     "two turns of one id": whole(turn(), turn()),
     "an id with a path": whole(turn(id="t1/../x")),
     "an id of another form": whole(turn(id="1")),
+    "an id beyond the places there are": whole(turn(), turn(id="t3", parent=0)),
+    "an id after which the next would be too long": whole(turn(id="t999999")),
+    "a path with one id twice": whole(turn(replaced_by=2), turn(id="t2", parent=0), turn(parent=1)),
     "an id that is huge": whole(turn(id="t" + "9" * 500)),
     "a head that is not there": whole(turn(), head=1),
     "a head that is negative": whole(turn(), head=-1),
@@ -207,6 +210,25 @@ def test_what_is_no_file_or_too_large_is_refused_before_it_is_read(tmp_path: Pat
             read(path)
     with pytest.raises(RequestError, match="is not a file"):
         read("/dev/zero")
+
+
+@pytest.mark.parametrize("path", ["~nosuchuser/x.json", "a\0b", "half \ud800"])
+def test_what_can_name_no_file_is_refused_in_words(garden: Conversation, path: str) -> None:
+    for act in (lambda: export(garden, path), lambda: read(path)):
+        with pytest.raises(RequestError, match="is no path"):
+            act()
+
+
+def test_a_folder_that_nobody_may_look_into_is_refused_in_words(
+    garden: Conversation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(*args: Any, **more: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", denied)
+    monkeypatch.setattr(Path, "open", denied)
+    with pytest.raises(RequestError, match="cannot be written: Permission denied"):
+        export(garden, tmp_path / "x.json")
 
 
 JSON = st.recursive(

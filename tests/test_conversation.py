@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from mlxnb.api import LanguageModel
 from mlxnb.chat import Chat
 from mlxnb.chatnames import CHATS, Chats
 from mlxnb.chattree import tree_text
+from mlxnb.chatview import turn_records
 from mlxnb.conversation import MAX_TURNS, START, Conversation, Turn
 from mlxnb_engine.errors import Cancelled, ModelError, RequestError
 from mlxnb_engine.types import Generated, Message
@@ -109,6 +111,21 @@ def test_stale_turns_are_never_told_to_a_model(notebook: Notebook, client: FakeC
     with pytest.raises(RequestError, match="t2 is stale"):
         notebook.tree.go_to("t2")
     assert len(client.requests) == count
+
+
+def test_whoever_asks_among_stale_turns_is_told_a_way_that_needs_no_cell(notebook: Notebook) -> None:
+    chat = Chat(notebook.model, {}, notebook.tree)
+    for cell, text in (("a", "one"), ("b", "two"), ("c", "three"), ("b", "two again")):
+        notebook.run(cell, text)
+    with pytest.raises(RequestError, match=r"t3 is stale: it follows an earlier answer of turn t2.*--after t1.*fork garden t3"):
+        chat.regenerate("t3")
+    assert chat.regenerate("t2").done and notebook.tree.head is not None and notebook.tree.head.parent is notebook.tree.turn("t1")
+    notebook.run("a", "one again")
+    with pytest.raises(RequestError, match="t2 is stale.*--after start"):
+        chat.send("x", after="t2")
+    notebook.tree.rename("")
+    with pytest.raises(RequestError, match=r"t2 is stale.*after='start'.*fork\('t2'\)"):
+        chat.send("x", after="t2")
 
 
 def test_running_the_cells_again_in_order_brings_everything_up_to_date(notebook: Notebook) -> None:
@@ -274,6 +291,41 @@ def test_a_resumed_run_finds_its_question_though_nobody_looked_since(notebook: N
     held.close()
 
 
+def test_a_question_waits_for_the_end_of_an_answer_that_was_told_to_stop() -> None:
+    client = FakeClient(lambda request, index: ["a ", "b ", "c "], between=lambda: time.sleep(0.3))
+    here = Notebook(LanguageModel("fake", None, client), Conversation("garden"))
+    first = here.tree.ask("one", here.submit)
+    until(lambda: first.token_count == 1)
+    first.cancel()
+    assert first.stopping
+    here.tree.ask("two", here.submit).result()
+    assert first.finish_reason == "cancelled" and [turn.question for turn in here.tree.turns] == ["two"]
+    client.close()
+
+
+def test_the_record_of_a_view_looks_at_the_tree_as_often_for_many_turns_as_for_few(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    history = Conversation.history.fget
+    assert history is not None
+
+    def counted(tree: Conversation) -> Any:
+        nonlocal looks
+        looks += 1
+        return history(tree)
+
+    monkeypatch.setattr(Conversation, "history", property(counted))
+    seen = []
+    for count in (4, 40):
+        tree = Conversation()
+        tree.begin([Message(("user", "assistant")[i % 2], "x") for i in range(2 * count)])  # type: ignore[arg-type]
+        looks = 0
+        assert len(turn_records(tree, [])) == 2 * count and tree.newest(tree.turns[0]) is tree.head
+        seen.append(looks)
+    assert seen[0] == seen[1]
+
+
 def test_a_second_answer_at_once_is_refused_in_words_that_help() -> None:
     client = FakeClient(hold=1)
     model = LanguageModel("fake", None, client)
@@ -343,7 +395,7 @@ def test_a_submit_that_raises_changes_nothing(notebook: Notebook) -> None:
 
 def test_a_full_conversation_takes_no_more(notebook: Notebook) -> None:
     notebook.tree.begin([Message(("user", "assistant")[i % 2], "x") for i in range(2 * MAX_TURNS)])  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="4,096 turns already"):
+    with pytest.raises(RequestError, match="4,096 turns already.*`%mlx reset garden`"):
         notebook.run("a", "x")
     assert not notebook.tree.turns[-1].stale and len(tree_text(notebook.tree).splitlines()) == MAX_TURNS + 2
 

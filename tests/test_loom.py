@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,10 @@ from test_live import ask, client, command, session_comm, shell, until
 from test_routing import Shell
 from test_views import trait
 
+from mlxnb import loomview
 from mlxnb.api import LanguageModel
 from mlxnb.display import publish
-from mlxnb.growth import MAX_PLACES
+from mlxnb.growth import MAX_PLACES, Growth
 from mlxnb.loomview import Loom, weave
 from mlxnb.record import size
 from mlxnb.run import Run, RunGroup
@@ -260,6 +262,58 @@ def test_an_expansion_goes_on_by_itself_while_the_view_is_told(shown: Loom) -> N
     until(lambda: trait("loom")["growing"] == 0 and len(trait("loom")["opened"]) == 7)
     rows = [row["kind"] for row in trait("loom")["rows"]]
     assert 4 <= rows.count("probe") <= 6 and rows.count("sample") == 4
+
+
+def test_a_waiting_expansion_and_the_thread_that_tells_the_view_do_not_meet(shown: Loom, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, most = 0, 0
+    advance = Growth.advance
+
+    def slow(growth: Growth, loom: Any) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.06)  # longer than the other thread rests
+        advance(growth, loom)
+        inside -= 1
+
+    monkeypatch.setattr(Growth, "advance", slow)
+    shown.expand(Place(0, 1), width=2, depth=3)
+    assert most == 1 and len(shown.opened) == 7 and not shown._growing
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_an_expansion_that_fills_the_loom_says_so_and_keeps_what_it_opened(
+    shown: Loom, monkeypatch: pytest.MonkeyPatch, wait: bool
+) -> None:
+    monkeypatch.setattr(loomview, "MAX_RUNS", 7)
+    if wait:
+        with pytest.raises(RequestError, match="has [5-7] rows already"):
+            shown.expand(Place(0, 1), width=2, depth=4)
+    else:
+        shown.expand(Place(0, 1), width=2, depth=4, wait=False)
+    until(lambda: trait("loom")["growing"] == 0 and "rows already" in trait("loom")["note"])
+    assert shown.opened and len(shown.runs) <= 7
+    monkeypatch.undo()
+    shown.expand(Place(1, 1), width=2, depth=1)
+    assert trait("loom")["note"] == ""
+
+
+def test_rows_that_are_refused_take_those_before_them_back(lm: LanguageModel, engine: LocalClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = woven(lm, engine)
+    submitted: list[Any] = []
+    submit = engine.submit
+
+    def third_fails(request: Any) -> Any:
+        if len(submitted) == 2:
+            raise RequestError("Full.", "Wait.")
+        submitted.extend(made := submit(request))
+        return made
+
+    monkeypatch.setattr(engine, "submit", third_fails)
+    with pytest.raises(RequestError, match="Full"):
+        view.more(Place(0, 2), tokens=500, rows=4)
+    assert len(submitted) == 2 and all(one.cancel_requested for one in submitted)
+    assert len(view.runs) == len(view.rows) == 6
 
 
 def test_what_a_page_may_not_ask_is_refused_in_words(shown: Loom) -> None:

@@ -36,7 +36,7 @@ def opened(lab: Lab, kernel: str) -> Notebook:
     notebook.call("chat.send('the sea', max_tokens=12); stepper.forward(2); stepper.changed()")
     for cell, text in SHOWN.items():
         wait_words(notebook, cell, text)
-    wait_words(notebook, CHAT, "turn 2")
+    wait_words(notebook, CHAT, "turn t1")
     lab.until(lambda: any(end in words(notebook, PLAYGROUND) for end in ("complete", "length")))
     return notebook
 
@@ -69,20 +69,20 @@ def test_open_views_live_on_after_a_reload_and_their_notebook_never_holds_a_widg
     for cell, text in SHOWN.items():
         wait_words(again, cell, text)
         lab.until(lambda cell=cell: WIDGET_MIME in data(again, cell))  # type: ignore[misc]
-    wait_words(again, CHAT, "turn 4")
+    wait_words(again, CHAT, "turn t2")
     assert data(again, CHAT)[RUN_MIME]["runs"][0]["status"] in ("done", "stopped")
     assert_nothing_lost(again)
     lab.until(lambda: bars(again) > 2)  # what was before the reload: the kernel keeps it
 
     # They take commands, and what happens elsewhere reaches them.
     again.call("chat.send('the stars', max_tokens=8)")
-    wait_words(again, CHAT, "turn 6")
+    wait_words(again, CHAT, "turn t3")
     show(again, STEPPER).query_selector("button.mlxnb-btn-primary").click()
     wait_words(again, STEPPER, "token 4")
     area = show(again, CHAT).query_selector("textarea")
     area.fill("and the wind?")
     area.press("Enter")
-    wait_words(again, CHAT, "turn 8")
+    wait_words(again, CHAT, "turn t4")
     grow(again)
     assert lab.watch.faults() == []
 
@@ -110,7 +110,7 @@ def test_open_views_of_a_kernel_that_is_gone_show_what_they_held(lab: Lab, tiny_
     notebook = opened(lab, tiny_kernel)
     for kernel in (None, tiny_kernel):
         notebook = notebook.reopened(kernel)
-        wait_words(notebook, CHAT, "turn 2")
+        wait_words(notebook, CHAT, "turn t1")
         wait_words(notebook, PLAYGROUND, "This playground is saved")
         wait_words(notebook, STEPPER, "This stepper is saved")
         wait_words(notebook, MONITOR, "saved")
@@ -144,5 +144,5 @@ def test_a_page_that_lost_its_open_views_gets_them_back(lab: Lab, tiny_kernel: s
     lab.page.evaluate("([path, cell]) => window.__nb.cell(path, cell).model.outputs.clear()", [notebook.path, CHAT])
     assert notebook.outputs(CHAT) == []
     lab.page.evaluate("() => window.jupyterapp.commands.execute('mlxnb:repair-outputs')")
-    wait_words(notebook, CHAT, "turn 2")
+    wait_words(notebook, CHAT, "turn t1")
     assert WIDGET_MIME in data(notebook, CHAT)

@@ -3,7 +3,7 @@
 import { useReducer, useRef, useState } from "preact/hooks";
 
 import { Answer } from "./answer";
-import { beside, blockedBy, chatText, NO_BOXES, parseChat, step, type Act, type Boxes, type Chat, type Turn } from "./chat_data";
+import { beside, blockedBy, chatText, nameOf, NO_BOXES, parseChat, step, turnCount, type Act, type Boxes, type Chat, type Turn } from "./chat_data";
 import { TreePanel } from "./chat_tree";
 import { RunFoot } from "./foot";
 import { plural } from "./format";
@@ -96,7 +96,7 @@ function Turns(props: Omit<TurnProps, "turn">) {
       {stale.length > 0 && (
         <>
           <div class="mlxnb-ch-aside">
-            <Note title={`${plural(stale.length, "turn")} kept aside.`} tone="warn" icon="wait">
+            <Note title={`${plural(turnCount(chat, true), "turn")} kept aside.`} tone="warn" icon="wait">
               They answer an earlier version of the turn above; the model does not read them.
               {cell && ` Running cell ${cell} again brings them up to date.`}
             </Note>
@@ -134,7 +134,7 @@ const TABS = [
 
 function Head({ chat, host, boxes, send, tab, setTab, prefix }: HeadProps) {
   const [copied, copy] = useCopied();
-  const said = chat.turns.filter((turn) => !turn.stale && turn.role !== "system").length;
+  const said = turnCount(chat, false);
   return (
     <Bar>
       <span class="mlxnb-title" dir="auto">
@@ -184,7 +184,7 @@ function TurnRow(props: TurnProps) {
     <li class={classes}>
       <div class="mlxnb-ch-who">
         <b title={turn.role === "assistant" ? chat.model || who : undefined}>{who}</b>
-        {turn.number > 0 && <span title={turn.turn && turn.turn !== "new" ? `${turn.turn} in %mlx show, for --after and fork` : undefined}>turn {turn.number}</span>}
+        {nameOf(turn) && <span title={`${turn.turn} in %mlx show, for --after and fork`}>turn {turn.turn}</span>}
         {turn.cell && ` · ${turn.cell}`}
       </div>
       {editing ? (
@@ -311,7 +311,7 @@ function EditBox({ turn, boxes, act, send }: TurnProps) {
       <textarea
         class="mlxnb-area"
         dir="auto"
-        aria-label={`Edit turn ${turn.number}`}
+        aria-label={`Edit ${nameOf(turn) ? `turn ${turn.turn}` : "this turn"}`}
         rows={Math.min(12, text.split("\n").length + 1)}
         value={text}
         ref={focusOnce}

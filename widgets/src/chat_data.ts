@@ -21,7 +21,6 @@ export interface Turn {
   /** The turns of the tree that stand in this place, this one included; empty if it is alone. */
   readonly others: readonly string[];
   readonly role: (typeof ROLES)[number];
-  readonly number: number;
   readonly cell: string;
   readonly text: string;
   readonly stale: boolean;
@@ -57,13 +56,11 @@ export function parseChat(raw: unknown): Chat | null {
   const chat = maybe(raw);
   if (chat?.schema !== CHAT_SCHEMA) return null;
   const runs = list(chat.runs, MAX_TURNS);
-  let number = 0;
   const turns = list(chat.turns, MAX_TURNS).flatMap((raw, at): Turn[] => {
     const turn = maybe(raw);
     const role = oneOf(turn?.role, [...ROLES, ""] as const, "");
     if (!turn || role === "") return [];
-    if (role !== "system") number += 1;
-    return [parseTurn(turn, role, runs, at, role === "system" ? 0 : number)];
+    return [parseTurn(turn, role, runs, at)];
   });
   const error = maybe(chat.error);
   const live = [...turns].reverse().find((turn) => turn.run?.live) ?? null;
@@ -88,7 +85,7 @@ function parseRow(row: Dict, at: number): Row {
   };
 }
 
-function parseTurn(turn: Dict, role: Turn["role"], runs: readonly unknown[], at: number, number: number): Turn {
+function parseTurn(turn: Dict, role: Turn["role"], runs: readonly unknown[], at: number): Turn {
   const index = num(turn.run);
   const parsed = role === "assistant" && index !== null ? parseRecord(runs[index]) : null;
   const run = parsed?.kind === "run" ? parsed.run : null;
@@ -97,7 +94,6 @@ function parseTurn(turn: Dict, role: Turn["role"], runs: readonly unknown[], at:
     turn: str(turn.turn, 40),
     others: list(turn.others, MAX_TURNS).map((other) => str(other, 40)),
     role,
-    number,
     run,
     runIndex: run ? index : null,
     cell: str(turn.cell, 40),
@@ -164,6 +160,12 @@ export function blockedBy(chat: Chat, boxes: Boxes, live: boolean): string {
   if (chat.live) return "An answer is being written: stop it, or wait for its end.";
   return "";
 }
+
+/** The name of a turn as `--after` and `%mlx fork` take it, "" for what has none yet. */
+export const nameOf = (turn: Turn): string => (turn.turn === "new" ? "" : turn.turn);
+
+/** How many turns are told, or are kept aside: a question and its answer are one. */
+export const turnCount = (chat: Chat, stale: boolean): number => chat.turns.filter((turn) => turn.stale === stale && turn.role === "user").length;
 
 /** Where a turn stands among those beside it, and its neighbours; null if it is alone. at: from 1. */
 export function beside(turn: Turn): { at: number; of: number; before: string | null; after: string | null } | null {

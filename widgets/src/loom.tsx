@@ -238,6 +238,7 @@ function Faults({ loom, same }: { loom: Loom; same: boolean }) {
         <Note icon="limit">At temperature 0 every sample is the same. Expand a piece to see what else could have come, or raise the temperature.</Note>
       )}
       {note && <Note icon="limit">{note}</Note>}
+      {loom.note && <Note icon="limit">{loom.note}</Note>}
     </>
   );
 }

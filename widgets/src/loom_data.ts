@@ -1,7 +1,7 @@
 /** What the Loom shows: answers to one prompt merged by token ids, in pieces of text between their branches. Pure: no DOM, no host.
  *
  * Record "mlxnb.loom/1":
- *   {schema, key, epoch, model, runs: [RunRecord], rows: [{kind: "sample"|"more"|"probe", given}], growing, temp,
+ *   {schema, key, epoch, model, runs: [RunRecord], rows: [{kind: "sample"|"more"|"probe", given}], growing, note, temp,
  *    kept, pruned: [{run, at, token}], opened: [{run, at, token, ids}]}
  * A place is the first `at` tokens of a run, then `token` if it is given. Same merge as mlxnb/trie.py.
  */
@@ -36,6 +36,8 @@ export interface Loom {
   readonly pruned: readonly Place[];
   readonly opened: readonly Opened[];
   readonly growing: boolean;
+  /** Why the last expansion ended before its time; "" if it did not. */
+  readonly note: string;
   readonly temp: number | null;
 }
 
@@ -133,6 +135,7 @@ export function parseLoom(raw: unknown): Loom | null {
       return place ? [{ ...place, ids: list(field(one as Dict, "ids"), 64).flatMap((id) => count(id) ?? []) }] : [];
     }),
     growing: (num(record.growing) ?? 0) > 0,
+    note: str(record.note, 2000),
     temp: num(record.temp),
   };
 }

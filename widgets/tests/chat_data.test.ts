@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import { beside, blockedBy, chatText, NO_BOXES, parseChat, step, type Act, type Boxes } from "../src/chat_data";
+import { beside, blockedBy, chatText, nameOf, NO_BOXES, parseChat, step, turnCount, type Act, type Boxes } from "../src/chat_data";
 
 const run = (status: string, text: string) => ({
   schema: "mlxnb.run/1",
@@ -17,25 +17,26 @@ const record = (over: object = {}) => ({
   runs: [run("done", "first"), run("running", "sec")],
   turns: [
     { id: "s", role: "system", text: "Be brief." },
-    { id: "u1", role: "user", text: "One?", cell: "[7]" },
-    { id: "a1", role: "assistant", run: 0 },
-    { id: "u2", role: "user", text: "Two?" },
-    { id: "a2", role: "assistant", run: 1 },
+    { id: "u1", turn: "t1", role: "user", text: "One?", cell: "[7]" },
+    { id: "a1", turn: "t1", role: "assistant", run: 0 },
+    { id: "u2", turn: "new", role: "user", text: "Two?" },
+    { id: "a2", turn: "new", role: "assistant", run: 1 },
   ],
   ...over,
 });
 const play = (...acts: Act[]): Boxes => acts.reduce(step, NO_BOXES);
 
 describe("a conversation", () => {
-  it("numbers what was said and takes an answer's text from its run", () => {
+  it("names turns as the kernel does, counts pairs and takes an answer's text from its run", () => {
     const chat = parseChat(record())!;
-    expect(chat.turns.map((turn) => [turn.number, turn.text])).toEqual([
-      [0, "Be brief."],
-      [1, "One?"],
-      [2, "first"],
-      [3, "Two?"],
-      [4, "sec"],
+    expect(chat.turns.map((turn) => [nameOf(turn), turn.text])).toEqual([
+      ["", "Be brief."],
+      ["t1", "One?"],
+      ["t1", "first"],
+      ["", "Two?"],
+      ["", "sec"],
     ]);
+    expect([turnCount(chat, false), turnCount(chat, true)]).toEqual([2, 0]);
     expect(chat.live?.id).toBe("a2");
   });
   it("says where a turn stands among those beside it", () => {
@@ -49,6 +50,7 @@ describe("a conversation", () => {
     const chat = parseChat(record({ turns }))!;
     expect(chat.turns.at(-1)).toMatchObject({ stale: true, text: "gone" });
     expect(chatText(chat)).not.toContain("gone");
+    expect([turnCount(chat, false), turnCount(chat, true)]).toEqual([2, 1]);
   });
   it("reads the rows of its tree, whatever they hold", () => {
     const good = { id: "t1", parent: -1, lines: [true, false], branch: true, text: "Q", cell: "[1]", tokens: 3, stale: true, on_path: true, head: true };
