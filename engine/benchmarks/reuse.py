@@ -5,8 +5,8 @@
 W4: a chat of ten turns, then its last question again (re-run), another question after turn 8 (fork), a changed question 5 (edit), and
 the next question in a new process (restart). mlx-lm answers the same questions twice: with its own prompt cache, used as its server
 uses it (`LRUPromptCache`: nearest entry, trimmed), and without one. Every side continues its own greedy answers; the arms alternate
-by round. W6: a run of 2k tokens asked again, branched at 90 % of it, and given another end there, against reading the same ids with
-an empty cache. W7: 4k tokens from disk in a new process, against reading them there with an empty cache.
+by round. W6: a run of 2k tokens asked again, and branched at 90 % of it, against reading the same ids with an empty cache.
+W7: 4k tokens from disk in a new process, against reading them there with an empty cache.
 Times are from submit to first token. Reused tokens are counted, not timed. Writes reuse.json and reuse.md.
 """
 
@@ -45,12 +45,13 @@ class Ours:
         self.model = mlxnb.load()
         self.model.generate("warm", max_tokens=2)
 
-    def _seen(self, run: Any) -> dict[str, Any]:
+    def _seen(self, run: Any, given: int = 0) -> dict[str, Any]:
+        """given: tokens that the run began with; the first new one is timed."""
         run.result()
         usage = run.usage
         details = usage["prompt_tokens_details"]
         return {
-            "seconds": run.generation.timing.first_token,
+            "seconds": next(e.t for e in run.generation.read() if e.kind == "tokens" and (given := given - len(e.tokens)) < 0),
             "prompt": usage["prompt_tokens"],
             "reused": details["cached_tokens"],
             "disk": details.get("ssd_tokens", 0),
@@ -78,29 +79,27 @@ class Ours:
         return {"events": {"restart": self._seen(chat.send(question(job, 92), max_tokens=ANSWER, temp=0.0))}}
 
     def rerun(self, job: dict[str, Any]) -> dict[str, Any]:
-        """W6: a run of `tokens`, then the three ways to use it again, and their ids with nothing kept."""
-        prompt, half = text_of(job["tokens"] - 200, job["seed"]), {"temp": 0.0, "no_template": True}
-        other = prompt.rsplit(" ", job["tokens"] // 10)[0] + " " + text_of(job["tokens"] // 10, job["seed"] + 1)
+        """W6: a run of `tokens`, asked again and branched at 90 % of it, and both with nothing kept."""
+        prompt, half = text_of(job["tokens"] - 200, job["seed"]), {"temp": 0.0, "template": False}
         found: dict[str, Any] = {}
         for cached in (True, False):
             first = self.model.generate(prompt, max_tokens=200, seed=1, **half)
             assert not isinstance(first, list)
             at = max(0, int((first.usage["prompt_tokens"] + len(first.tokens)) * 0.9) - first.usage["prompt_tokens"])
             ways = {
-                "re-run": lambda: self.model.generate(prompt, max_tokens=2, **half),
-                "branch": lambda first=first, at=at: first.branch(at, first.tokens[at].id + 1),
-                "other end": lambda: self.model.generate(other, max_tokens=2, **half),
+                "re-run": lambda: self._seen(self.model.generate(prompt, max_tokens=2, **half)),
+                "branch": lambda first=first, at=at: self._seen(first.branch(at, first.tokens[at].id + 1), at + 1),
             }
             for name, ask in ways.items():
                 if not cached:
                     self._mlxnb.cache_clear()
-                found[f"{name} {'warm' if cached else 'cold'}"] = self._seen(ask())
+                found[f"{name} {'warm' if cached else 'cold'}"] = ask()
         return {"events": found}
 
     def long(self, job: dict[str, Any]) -> dict[str, Any]:
         """W7: one long prompt, on disk at the end."""
         prompt = text_of(job["tokens"], job["seed"])
-        seen = self._seen(self.model.generate(prompt, max_tokens=2, no_template=True, temp=0.0))
+        seen = self._seen(self.model.generate(prompt, max_tokens=2, template=False, temp=0.0))
         return {"events": {"long": seen}, "flushed": self._mlxnb.cache_flush()["ok"]}
 
 
@@ -289,7 +288,7 @@ def table(result: dict[str, Any]) -> str:
             f"| {shares[0]} | {shares[1]} |"
         )
     lines += ["", "| reuse of one run | against reading the same ids | aim |", "|---|---|---|"]
-    for way in ("re-run", "branch", "other end"):
+    for way in ("re-run", "branch"):
         found = ratio(again, ("W6", "events", f"{way} cold"), ("W6", "events", f"{way} warm"))
         lines.append(f"| W6: {way} | {found} | {AIMS['W6']:.0f}x |")
     disk = ratio(again, ("W7", "cold", "events", "long"), ("W7", "warm", "events", "long"))
@@ -311,17 +310,22 @@ def main() -> None:
         serve(options.serve)
         return
     result: dict[str, Any] = {"facts": facts("mlx", "mlx-lm", "mlxnb"), "chats": [], "again": []}
+    options.out.mkdir(parents=True, exist_ok=True)
+
+    def save() -> None:
+        (options.out / "reuse.json").write_text(json.dumps(result, indent=1))
+        (options.out / "reuse.md").write_text(table(result))
+
     for index in range(options.rounds):
         with tempfile.TemporaryDirectory() as folder:  # a fresh disk tier for each arm and round
             if options.only != "W6":
                 result["chats"].append(one_chat(folder, index + 1, options.turns, options.words, index % 2 == 0))
+                save()
         with tempfile.TemporaryDirectory() as folder:
             if options.only != "W4":
                 result["again"].append(reuse_of(folder, index + 100, options.tokens))
+                save()
         print(f"round {index + 1} of {options.rounds}\n{table(result)}", flush=True)
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "reuse.json").write_text(json.dumps(result, indent=1))
-        (options.out / "reuse.md").write_text(table(result))
 
 
 if __name__ == "__main__":
