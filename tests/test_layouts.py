@@ -31,7 +31,6 @@ def scores(model: nn.Module, ids: Sequence[Sequence[int]]) -> mx.array:
     return ModelGraph(model, {}).forward(rows, make_prompt_cache(model), [rows.size - 1]).logits
 
 
-
 @pytest.mark.modes("none", "mkl")
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
@@ -52,7 +51,7 @@ def test_only_one_row_reads_the_copy() -> None:
     layouts.install(nn.Sequential(layer), 2**20, faster((4, 8)))
     layer.weight = mx.zeros_like(kept)
     assert mx.array_equal(layer(x), mx.broadcast_to(layer.bias, (1, 4, 4)))
-    assert mx.allclose(layer(x[:, 2:3]), x[:, 2:3] @ kept.T + layer.bias)
+    assert mx.allclose(layer(x[:, 2:3]), x[:, 2:3] @ kept.T + layer.bias, rtol=1e-4, atol=1e-4)
     assert layer(x[:, :1]).shape == (1, 1, 4)
 
 

@@ -320,7 +320,7 @@ class Resident:
         """The rows themselves, for whoever watches: in slots, waiting, and how the last ones ended."""
         self.group.check()
         queued = [spec for entry in self.scheduler.queue for spec in entry.rows][:_ENDED_KEPT]
-        for key in [key for key, delivery in self._shown.items() if delivery.generation.timing.ended is not None]:
+        for key in [key for key, delivery in self._shown.items() if delivery.generation.done]:
             self._ended.append(_end(self._shown.pop(key)))
         waiting = [_label(spec) | {"why": "a place in the batch"} for spec in queued]
         self.ended = tuple(self._ended)

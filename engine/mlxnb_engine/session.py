@@ -55,7 +55,7 @@ class Generation:
             if self._log and self._log[-1].terminal:
                 raise RuntimeError(f"{self.id}: event after {type(self._log[-1]).__name__}")
             event = make(len(self._log), self._clock() - self._t0)
-            self._note(event)
+            self._note(event)  # first: readers take no lock, and who sees the end reads its times
             self._log.append(event)
             waiters, self._waiters = self._waiters, []
             for waiter in waiters:
